@@ -1,0 +1,3 @@
+"""The expertmaps operator."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Writes to the cluster: status, children, the workload's fields and events."""

@@ -1,0 +1,1 @@
+"""Reads the cluster: one snapshot per decision, and what the watches deliver."""

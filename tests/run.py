@@ -1,0 +1,98 @@
+"""Run test stages in order, print how long each took, and close with one summary line.
+
+Stages: lint, unit (with lint), api, e2e. A failing stage does not hide the later ones' results, but
+stages that need a cluster are left out once the fast ones failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+WORK = ROOT / ".work"
+
+LINT = (
+    (str(BIN / "ruff"), "check", "."),
+    (str(BIN / "ruff"), "format", "--check", "."),
+    (str(BIN / "mypy"), "operator/expertmaps_operator", "rowmap_jobs"),
+    (str(BIN / "lint-imports"), "--config", "pyproject.toml"),
+)
+MARKS = {"unit": "not api and not e2e", "api": "api", "e2e": "e2e"}
+
+
+def run(command: tuple[str, ...], env: dict[str, str]) -> int:
+    """Run one command from the top of the checkout; its output goes through."""
+    print("$", " ".join(command), flush=True)
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT / "operator"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+def lint(env: dict[str, str]) -> int:
+    """Number of linters that object."""
+    return sum(1 for command in LINT if run(command, env))
+
+
+def prepare(stage: str, env: dict[str, str]) -> int:
+    """What a stage needs on the machine: binaries for api, the whole cluster for e2e."""
+    tool = str(ROOT / "tests/cluster/cluster")
+    steps = {
+        "unit": (),
+        "api": ("install", "build"),
+        "e2e": ("install", "build", "vllm", "up", "images"),
+    }[stage]
+    return next((code for step in steps if (code := run((tool, step), env))), 0)
+
+
+def tests(stage: str, env: dict[str, str]) -> tuple[int, int]:
+    """(passed, failed) of one stage; a stage that could not start counts as one failure."""
+    report = WORK / f"{stage}.xml"
+    report.unlink(missing_ok=True)
+    if prepare(stage, env):
+        return 0, 1
+    pytest = (sys.executable, "-m", "pytest", "-q", "-m", MARKS[stage], f"--junitxml={report}")
+    code = run((*pytest, "--durations=5"), env)
+    if not report.exists():
+        return 0, 1
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    numbers = {} if suite is None else suite.attrib
+    bad = int(numbers.get("failures", 0)) + int(numbers.get("errors", 0))
+    passed = int(numbers.get("tests", 0)) - bad - int(numbers.get("skipped", 0))
+    return passed, max(bad, 1 if code else 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stages", nargs="+", choices=("lint", "unit", "api", "e2e"))
+    stages = parser.parse_args().stages
+    WORK.mkdir(exist_ok=True)
+    env, times, passed, failed = environment(), {}, 0, 0
+    for stage in stages:
+        if failed and stage == "e2e":
+            print("e2e: left out, since an earlier stage failed", flush=True)
+            continue
+        start = time.monotonic()
+        if stage in ("lint", "unit"):
+            failed += lint(env)
+        if stage != "lint":
+            good, bad = tests(stage, env)
+            passed, failed = passed + good, failed + bad
+        times[stage] = time.monotonic() - start
+    for stage, seconds in times.items():
+        print(f"{stage}: {seconds / 60:.1f} minutes")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
