@@ -100,9 +100,9 @@ class Faults:
 
 
 class FakeEngine:
-    """Serves on a free loopback port until closed."""
+    """Serves on a free loopback port (or the given address) until closed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.faults = Faults()
@@ -136,7 +136,7 @@ class FakeEngine:
         self.health_code = 200
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"engine": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server = ThreadingHTTPServer(address, handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.thread = threading.Thread(
             target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -65,6 +65,8 @@ class Watches:
             registry=_registry(self._on_event),
             settings=_settings(),
             standalone=True,
+            # Left out, kopf asks the system for a user name, and an image has none for its uid.
+            identity=cast(Any, "expertmaps-operator"),
             namespaces=list(self._namespaces),
             stop_flag=self._stop,
         )

@@ -1,0 +1,178 @@
+"""A lane of stand-in pods (see stub_engine.py) and the transcripts that its profiles count."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.demo import deploy
+from tests.demo.kube import Kube, Object, condition
+from tests.demo.settings import LOCAL_IMAGE, ROOT
+
+LANE, WORKLOAD = "stub", "stub-server"
+TEXTS = {"a": "aaaa bbbb aabb", "q": "qqqq xxxx qqxx"}
+"""Letters of each class: the stand-in's experts are a function of them."""
+FILES = (ROOT / "tests/e2e/stub_engine.py", ROOT / "tests/jobs/fake_engine.py")
+
+
+def transcripts(name: str, now: datetime) -> bytes:
+    """Fourteen sessions of one completion each."""
+    lines = []
+    for number in range(14):
+        text = f" {TEXTS[name]} {number}" * 6
+        record = {
+            "v": 1,
+            "id": f"{name}-{number}",
+            "session": f"{name}-{number}",
+            "created": (now - timedelta(hours=1)).isoformat(),
+            "endpoint": "/v1/completions",
+            "request": {"model": "fake", "prompt": f"{TEXTS[name]}:"},
+            "response": {"choices": [{"index": 0, "text": text, "finish_reason": "length"}]},
+            "finish_reason": "length",
+        }
+        lines.append(json.dumps(record))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def workload(replicas: int, name: str = WORKLOAD, **spec: Any) -> Object:
+    """The Deployment; `spec` overrides fields of its spec."""
+    health = {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1}
+    labels = {"app": name}
+    container = {
+        "name": "engine",
+        "image": f"{LOCAL_IMAGE}-runner:dev",
+        "command": ["python3", "/stub/stub_engine.py"],
+        "readinessProbe": health,
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "stub", "mountPath": "/stub"},
+            {"name": "faults", "mountPath": "/faults"},
+        ],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "automountServiceAccountToken": False,
+                    "terminationGracePeriodSeconds": 5,
+                    "containers": [container],
+                    "volumes": [
+                        {"name": "stub", "configMap": {"name": "stub"}},
+                        {"name": "faults", "configMap": {"name": "faults", "optional": True}},
+                    ],
+                },
+            },
+            **spec,
+        },
+    }
+
+
+def config_map(name: str, data: dict[str, str]) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def lane(name: str = LANE, target: str = WORKLOAD) -> Object:
+    """The ExpertLane, without an active class."""
+    return _object(
+        "ExpertLane",
+        name,
+        {
+            "workloadRef": {"name": target},
+            "containerName": "engine",
+            "residency": {"hotExpertsPerLayer": 4},
+            "update": {"minReadySeconds": 3, "progressDeadlineSeconds": 60},
+            "store": deploy.s3_location("expertmaps", "stub/"),
+        },
+    )
+
+
+def resources() -> list[Object]:
+    """Classes, lane and maps."""
+    found = []
+    for name in TEXTS:
+        location = deploy.s3_location("transcripts", f"stub-{name}/")
+        found.append(_object("TrafficClass", f"stub-{name}", {"transcripts": location}))
+    found.append(lane())
+    for name in TEXTS:
+        refs = {"laneRef": {"name": LANE}, "trafficClassRef": {"name": f"stub-{name}"}}
+        loose = {"minDecodeTokens": 100, "maxColdShareVsPositional": "10"}
+        found.append(_object("ExpertMap", f"{LANE}.stub-{name}", {**refs, "acceptance": loose}))
+    return found
+
+
+def _object(kind: str, name: str, spec: Object) -> Object:
+    version = "expertmaps.dev/v1alpha1"
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def bring_up(kube: Kube, replicas: int) -> None:
+    """Transcripts, pods, resources; wait until both maps are accepted."""
+    now = datetime.now(UTC)
+    with deploy.s3(kube) as client:
+        for name in TEXTS:
+            key = f"stub-{name}/records.jsonl"
+            client.put_object(Bucket="transcripts", Key=key, Body=transcripts(name, now))
+    code = {path.name: path.read_text(encoding="utf-8") for path in FILES}
+    apply(kube, config_map("stub", code), workload(replicas))
+    ready = f"deployment/{WORKLOAD}"
+    kube.kubectl("rollout", "status", ready, "--timeout=120s")
+    apply(kube, *resources())
+    for name in TEXTS:
+        kube.kubectl("wait", "--for=condition=Ready", f"em/{LANE}.stub-{name}", "--timeout=300s")
+
+
+def apply(kube: Kube, *items: Object) -> None:
+    """kubectl apply, as most users do."""
+    listed = {"apiVersion": "v1", "kind": "List", "items": list(items)}
+    kube.kubectl("apply", "-f", "-", stdin=json.dumps(listed))
+
+
+def switch(kube: Kube, name: str) -> None:
+    """Patch the lane's active class."""
+    patch = json.dumps({"spec": {"activeTrafficClass": f"stub-{name}"}})
+    kube.kubectl("patch", "lane", LANE, "--type", "merge", "-p", patch)
+
+
+def state(kube: Kube, name: str = LANE) -> tuple[str, str, str]:
+    """(active class, Ready as status/reason, rollout state)."""
+    item = kube.get("lane", name) or {}
+    status = item.get("status") or {}
+    ready = condition(item, "Ready")
+    return (
+        (status.get("active") or {}).get("trafficClass", ""),
+        f"{ready.get('status')}/{ready.get('reason')}",
+        (status.get("rollout") or {}).get("state", ""),
+    )
+
+
+def until(kube: Kube, wanted: tuple[str, str, str], seconds: float = 180) -> None:
+    """Wait for a state of the lane."""
+
+    def look() -> tuple[bool, str]:
+        seen = state(kube)
+        return seen == wanted, str(seen)
+
+    kube.until(f"lane {LANE} is {wanted}", look, seconds, every=0.5)
+
+
+def pods(kube: Kube) -> dict[str, str]:
+    """Map digest in the template of each living pod, by pod name."""
+    return {
+        pod["metadata"]["name"]: (pod["metadata"].get("annotations") or {}).get(
+            "expertmaps.dev/map-digest", ""
+        )
+        for pod in kube.list("pods", f"app={WORKLOAD}")
+        if "deletionTimestamp" not in pod["metadata"]
+    }

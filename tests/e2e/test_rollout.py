@@ -1,0 +1,153 @@
+"""Rollouts of a lane with three pods on a real cluster; its engines are stand-ins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.demo.job import Demo
+from tests.demo.kube import Kube, condition
+from tests.e2e import stubs
+
+REPLICAS = 3
+SERVING = "True/LaneServing"
+
+
+@pytest.fixture(scope="module")
+def lane(demo: Demo) -> Kube:
+    """Three stand-in pods with two accepted maps; no class is active yet."""
+    stubs.bring_up(demo.kube, REPLICAS)
+    return demo.kube
+
+
+@contextmanager
+def fewest_ready(kube: Kube) -> Iterator[list[int]]:
+    """Numbers of ready pods seen while the body runs."""
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.2):
+            item = kube.get("deployment", stubs.WORKLOAD) or {}
+            seen.append((item.get("status") or {}).get("readyReplicas", 0))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_lane_without_a_class_is_left_alone(lane: Kube) -> None:
+    item = lane.get("lane", stubs.LANE)
+    assert condition(item, "Ready")["reason"] == "NoTrafficClass"
+    assert set(stubs.pods(lane).values()) == {""}
+
+
+def test_adoption_goes_pod_by_pod(lane: Kube) -> None:
+    with fewest_ready(lane) as ready:
+        stubs.switch(lane, "a")
+        stubs.until(lane, ("stub-a", SERVING, "Verified"))
+    assert min(ready) >= REPLICAS - 1
+    assert len(set(stubs.pods(lane).values()) - {""}) == 1
+
+
+def test_a_failing_pod_stops_the_rollout_and_says_why(lane: Kube) -> None:
+    before = stubs.pods(lane)
+    stubs.apply(lane, stubs.config_map("faults", {"mode": "hook-error"}))
+    with fewest_ready(lane) as ready:
+        stubs.switch(lane, "q")
+        stubs.until(lane, ("stub-a", "False/HookFailed", "Stopped"))
+    assert min(ready) >= REPLICAS - 1
+    after = stubs.pods(lane)
+    assert len(before.keys() & after.keys()) == REPLICAS - 1, "one pod was taken, no more"
+    item = lane.get("lane", stubs.LANE)
+    assert "FingerprintMismatch" in condition(item, "Ready")["message"]
+    assert condition(item, "Progressing")["reason"] == "RolloutStopped"
+    assert condition(item, "Progressing")["status"] == "False"
+    events = lane.kubectl("get", "events", "--field-selector", "reason=RolloutStopped")
+    assert "HookFailed" in events
+
+
+def test_switching_back_leads_out_of_a_stopped_rollout(lane: Kube) -> None:
+    lane.kubectl("delete", "configmap", "faults")
+    stubs.switch(lane, "a")
+    stubs.until(lane, ("stub-a", SERVING, "Verified"))
+    assert len(set(stubs.pods(lane).values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("crash", "False/PodFailed"),
+        ("wrong-digest", "False/MapDigestMismatch"),
+        ("never-ready", "False/ProgressDeadlineExceeded"),
+    ],
+)
+def test_each_way_to_fail_has_its_reason(lane: Kube, fault: str, reason: str) -> None:
+    stubs.apply(lane, stubs.config_map("faults", {"mode": fault}))
+    stubs.switch(lane, "q")
+    stubs.until(lane, ("stub-a", reason, "Stopped"), 240)
+    item = lane.get("deployment", stubs.WORKLOAD) or {}
+    assert item["status"]["readyReplicas"] >= REPLICAS - 1
+    lane.kubectl("delete", "configmap", "faults")
+    stubs.switch(lane, "a")
+    stubs.until(lane, ("stub-a", SERVING, "Verified"))
+
+
+def test_an_operator_killed_in_a_rollout_goes_on_where_it_was(lane: Kube) -> None:
+    with fewest_ready(lane) as ready:
+        stubs.switch(lane, "q")
+        stubs.until(lane, ("stub-a", "False/Canary", "Canary"))
+        lane.kubectl(
+            "delete", "pod", "-l", "app.kubernetes.io/component=operator",
+            "--grace-period=0", "--force",
+        )  # fmt: skip
+        stubs.until(lane, ("stub-q", SERVING, "Verified"), 240)
+    assert min(ready) >= REPLICAS - 1
+    item = lane.get("lane", stubs.LANE) or {}
+    to_q = [r for r in item["status"]["history"] if r["to"]["trafficClass"] == "stub-q"]
+    assert to_q[0]["state"] == "Verified"
+
+
+def test_a_second_lane_cannot_claim_the_workload(lane: Kube) -> None:
+    generation = (lane.get("deployment", stubs.WORKLOAD) or {})["metadata"]["generation"]
+    second = stubs.lane("second")
+    second["spec"]["activeTrafficClass"] = "stub-a"
+    second_map = stubs.resources()[-2]
+    second_map["metadata"]["name"] = "second.stub-a"
+    second_map["spec"]["laneRef"]["name"] = "second"
+    stubs.apply(lane, second, second_map)
+
+    def look() -> tuple[bool, str]:
+        found = condition(lane.get("lane", "second"), "Ready")
+        return found.get("reason") == "WorkloadClaimed", str(found)
+
+    lane.until("the second lane is refused", look, 180)
+    assert (lane.get("deployment", stubs.WORKLOAD) or {})["metadata"]["generation"] == generation
+    lane.kubectl("delete", "em/second.stub-a", "lane/second")
+
+
+def test_an_unsafe_workload_is_not_touched_and_the_patch_to_apply_is_printed(lane: Kube) -> None:
+    surge = stubs.workload(1, "surging", strategy={"type": "RollingUpdate"})
+    other = stubs.lane("surging", "surging")
+    other["spec"]["activeTrafficClass"] = "stub-a"
+    other_map = stubs.resources()[-2]
+    other_map["metadata"]["name"] = "surging.stub-a"
+    other_map["spec"]["laneRef"]["name"] = "surging"
+    stubs.apply(lane, surge, other, other_map)
+
+    def look() -> tuple[bool, str]:
+        found = condition(lane.get("lane", "surging"), "Ready")
+        return found.get("reason") == "UnsafeStrategy", str(found)
+
+    lane.until("the surging lane is refused", look, 180)
+    message = condition(lane.get("lane", "surging"), "Ready")["message"]
+    assert "maxSurge" in message
+    assert (lane.get("deployment", "surging") or {})["metadata"]["generation"] == 1
+    lane.kubectl("delete", "em/surging.stub-a", "lane/surging", "deployment/surging")
