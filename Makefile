@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CLUSTER_TOOL := tests/cluster/cluster
 
-.PHONY: help demo demo-down test test-full unit lint api e2e venv crds clean
+.PHONY: help demo demo-down test unit lint api e2e venv crds clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'

@@ -23,17 +23,10 @@ def ask(base_url: str, model: str = "moe") -> Answers:
     """Token ids of every answer by prompt name; temperature 0, one request at a time."""
     answers: Answers = {}
     for prompt in prompts():
-        chat = "messages" in prompt
-        body: dict[str, Any] = {
-            "model": model,
-            "temperature": 0,
-            "seed": 0,
-            "max_tokens": prompt.get("max_tokens", 48),
-            "return_token_ids": True,
-            **({"messages": prompt["messages"]} if chat else {"prompt": prompt["prompt"]}),
-        }
-        path = "/v1/chat/completions" if chat else "/v1/completions"
-        reply = post(base_url + path, body)
+        sent = {key: value for key, value in prompt.items() if key != "name"}
+        fixed = {"model": model, "temperature": 0, "seed": 0, "return_token_ids": True}
+        path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
+        reply = post(base_url + path, {**sent, **fixed})
         answers[str(prompt["name"])] = tuple(reply["choices"][0]["token_ids"])
     return answers
 

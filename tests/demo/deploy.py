@@ -86,7 +86,7 @@ def upload_transcripts(kube: Kube, now: float) -> dict[str, int]:
         for name in CLASSES:
             objects = fixture.lines(name, moment)
             for key, body in objects:
-                client.put_object(Bucket="transcripts", Key=f"{name}/{key}", Body=body)
+                client.put_object(Bucket="transcripts", Key=key, Body=body)
             counts[name] = len(objects)
     return counts
 

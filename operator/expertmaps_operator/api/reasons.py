@@ -23,7 +23,6 @@ class Reason(StrEnum):
 
     # Any kind.
     INVALID_SPEC = "InvalidSpec"
-    INTERNAL_ERROR = "InternalError"
 
     # ExpertMap.
     LANE_NOT_FOUND = "LaneNotFound"
@@ -31,7 +30,6 @@ class Reason(StrEnum):
     WORKLOAD_NOT_FOUND = "WorkloadNotFound"
     CONTAINER_NOT_FOUND = "ContainerNotFound"
     VOLUME_NOT_SHAREABLE = "VolumeNotShareable"
-    SHELL_COMMAND = "ShellCommand"
     MAP_ACCEPTED = "MapAccepted"
     NO_MAP_YET = "NoMapYet"
     PROFILE_RUNNING = "ProfileRunning"
@@ -41,10 +39,8 @@ class Reason(StrEnum):
     WAITING_FOR_ACCELERATOR = "WaitingForAccelerator"
     WAITING_FOR_LANE = "WaitingForLane"
     WAITING_FOR_SLOT = "WaitingForSlot"
-    BACK_OFF = "BackOff"
     WRITE_VERIFIED = "WriteVerified"
     NOT_PROBED = "NotProbed"
-    MAP_CHANGED = "MapChanged"
     ENGINE_POD_FAILED = "EnginePodFailed"
     ENGINE_OUT_OF_MEMORY = "EngineOutOfMemory"
     IMAGE_PULL_FAILED = "ImagePullFailed"

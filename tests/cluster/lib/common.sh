@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034  # other parts use these
-# Paths, versions and small helpers shared by all subcommands.
+# Paths, versions and small functions shared by all subcommands.
 
 KUBERNETES_VERSION=1.34.4
 ETCD_VERSION=3.6.16

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Start, supervision and removal of the cluster.
 
-# --- the supervisor: a process of its own session that holds the machine-wide lock as long as the cluster lives ---
+# --- the supervisor: a process apart from its caller that holds the machine-wide lock as long as the cluster lives ---
 
 start_component() {
   local name=$1
