@@ -1,0 +1,1 @@
+"""The hook that runs inside the engine, and the manifest of its files for the operator."""

@@ -1,0 +1,246 @@
+"""Count mode: reads the experts that each fed row chose, and writes a file for each transcript.
+
+The runner tags a request with `vllm_xargs`: `expertmaps_t` names the transcript, `expertmaps_seg`
+lists the positions that are response ([start, end, start, end, ...], half-open, in the prompt).
+When the prompt is fed whole, `transcripts/<id>.npz` appears with `counts` int64[2, L, E], `rows`
+int64[2], `bad` int64 and `recomputed` int64. A request that cannot be counted leaves
+`transcripts/<id>.skip` with the reason. Without `expertmaps_seg` the request's own output is the
+response, and the file appears when the request ends.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from . import expertmaps_hook_env as env
+    from . import expertmaps_hook_positions as positions
+    from .expertmaps_hook_counts import Counters, Snapshot
+    from .expertmaps_hook_files import make_folder, write_atomic
+else:
+    import expertmaps_hook_env as env
+    import expertmaps_hook_positions as positions
+    from expertmaps_hook_counts import Counters, Snapshot
+    from expertmaps_hook_files import make_folder, write_atomic
+
+FOLDER = "transcripts"
+CLOSE_SECONDS = 10.0
+
+
+class Writer:
+    """Writes results from a thread of its own, so that no step waits for a disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written = 0
+        self._queue: queue.Queue[tuple[str, Snapshot, positions.Tracked] | tuple[str, str] | None]
+        self._queue = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="expertmaps-writer", daemon=True)
+        make_folder(folder)
+        self._thread.start()
+
+    def put(self, transcript: str, snapshot: Snapshot, tracked: positions.Tracked) -> None:
+        self._queue.put((transcript, snapshot, tracked))
+
+    def put_skip(self, transcript: str, reason: str) -> None:
+        self._queue.put((transcript, reason))
+
+    def close(self) -> None:
+        """Write what is queued, for a bounded time."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if len(item) == 2:
+                    write_atomic(self.folder / f"{item[0]}.skip", item[1].encode() + b"\n")
+                else:
+                    self._write_counts(*item)
+            except Exception:
+                env.logger.exception("expertmaps: result of transcript %s not written", item[0])
+
+    def _write_counts(
+        self, transcript: str, snapshot: Snapshot, tracked: positions.Tracked
+    ) -> None:
+        write_atomic(self.folder / f"{transcript}.npz", encode(snapshot, tracked))
+        # A second try under the same name is the one that holds.
+        (self.folder / f"{transcript}.skip").unlink(missing_ok=True)
+        self.written += 1
+
+
+def encode(snapshot: Snapshot, tracked: positions.Tracked) -> bytes:
+    """The bytes of a transcript's file."""
+    stream = io.BytesIO()
+    np.savez(
+        stream,
+        counts=snapshot.counts.cpu().numpy().astype(np.int64),
+        rows=np.array([tracked.prefill, tracked.decode], np.int64),
+        bad=np.array(int(snapshot.bad), np.int64),
+        recomputed=np.array(tracked.recomputed, np.int64),
+    )
+    return stream.getvalue()
+
+
+class Capture:
+    """Ties vLLM's steps to the ledger, the counters and the writer."""
+
+    def __init__(self, counters: Counters, folder: Path) -> None:
+        self.counters = counters
+        self.ledger = positions.Ledger()
+        self.writer = Writer(folder)
+        self.skipped: Counter[str] = Counter()
+        self._free = list(range(counters.slots))
+        self._active: set[str] = set()
+
+    def before(self, scheduled: Any) -> None:
+        """Before the engine runs a step."""
+        if scheduled.total_num_scheduled_tokens:
+            self.counters.clear_rows(scheduled.total_num_scheduled_tokens)
+
+    def after(self, scheduled: Any, order: list[str]) -> None:
+        """After a step: `order` is the batch's requests in the order of their rows."""
+        for request_id in scheduled.finished_req_ids:
+            self._ended(request_id)
+        if not scheduled.total_num_scheduled_tokens:
+            return
+        starts = self._admit(scheduled)
+        counts = scheduled.num_scheduled_tokens
+        batch = [(name, starts[name], counts[name]) for name in order if counts.get(name)]
+        if sum(count for _, _, count in batch) != scheduled.total_num_scheduled_tokens:
+            raise RuntimeError("the batch is not what the scheduler planned")
+        step = self.ledger.step(batch)
+        self.counters.add(step.runs)
+        for request_id in step.complete:
+            tracked = self.ledger.requests[request_id]
+            if tracked.tag is not None and tracked.tag.segments is not None:
+                self._finish(tracked)
+
+    def _admit(self, scheduled: Any) -> dict[str, int]:
+        """Take in new requests; returns the first position of each scheduled one."""
+        starts = {}
+        for new in scheduled.scheduled_new_reqs:
+            known = new.req_id in self.ledger.requests
+            tracked = self.ledger.add(new.req_id, new.prompt_len)
+            if not known:
+                self._tag(new, tracked)
+            starts[new.req_id] = int(new.num_computed_tokens)
+        cached = scheduled.scheduled_cached_reqs
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            if request_id in cached.resumed_req_ids:
+                self.ledger.resume(request_id)
+            starts[request_id] = int(computed)
+        return starts
+
+    def _tag(self, new: Any, tracked: positions.Tracked) -> None:
+        if new.sampling_params is None:
+            return
+        try:
+            tag = positions.read_tag(new.sampling_params.extra_args, tracked.prompt_len)
+        except positions.TagError as error:
+            self._skip(error.reason, error.transcript)
+            return
+        if tag is None:
+            return
+        if tag.transcript in self._active:
+            self._skip("Duplicate", None)  # the file of this name belongs to the other request
+            return
+        reason = unsupported(new)
+        if reason is None and not self._free:
+            reason = "NoSlot"
+        if reason is not None:
+            self._skip(reason, tag.transcript)
+            return
+        self._active.add(tag.transcript)
+        tracked.tag, tracked.slot = tag, self._free.pop()
+
+    def _ended(self, request_id: str) -> None:
+        tracked = self.ledger.remove(request_id)
+        if tracked is None or tracked.slot is None or tracked.tag is None:
+            return
+        if tracked.tag.segments is None and tracked.fed >= tracked.prompt_len:
+            self._finish(tracked)
+            return
+        self._skip("Aborted", tracked.tag.transcript)
+        self.counters.clear_slot(tracked.slot)
+        self._release(tracked)
+
+    def _finish(self, tracked: positions.Tracked) -> None:
+        if tracked.slot is None or tracked.tag is None:
+            return
+        snapshot = self.counters.take(tracked.slot)
+        rows = positions.Tracked(
+            tracked.prompt_len, prefill=tracked.prefill, decode=tracked.decode,
+            recomputed=tracked.recomputed,
+        )  # fmt: skip
+        self.writer.put(tracked.tag.transcript, snapshot, rows)
+        self._release(tracked)
+
+    def _release(self, tracked: positions.Tracked) -> None:
+        if tracked.slot is not None and tracked.tag is not None:
+            self._free.append(tracked.slot)
+            self._active.discard(tracked.tag.transcript)
+            tracked.slot = None
+
+    def _skip(self, reason: str, transcript: str | None) -> None:
+        self.skipped[reason] += 1
+        if transcript is not None:
+            self.writer.put_skip(transcript, reason)
+
+    def close(self, reason: str) -> None:
+        """Tell waiting readers that no file will come, and write what is queued."""
+        for tracked in self.ledger.requests.values():
+            if tracked.slot is not None and tracked.tag is not None:
+                self._skip(reason, tracked.tag.transcript)
+        self.writer.close()
+
+    def wire(self) -> dict[str, Any]:
+        """Counting, as the status carries it."""
+        totals = self.ledger.totals
+        return {
+            "prefillRows": totals.prefill,
+            "decodeRows": totals.decode,
+            "recomputedRows": totals.recomputed,
+            "missed": self.counters.missed(),
+            "transcripts": self.writer.written,
+            "skipped": dict(self.skipped),
+        }
+
+
+def unsupported(new: Any) -> str | None:
+    """Why a tagged request cannot be counted; None when it can."""
+    if new.lora_request is not None:
+        return "Lora"
+    if positions.is_child(new.req_id):
+        return "ParallelSampling"
+    if new.prompt_embeds is not None:
+        return "PromptEmbeds"
+    if new.mm_features:
+        return "Multimodal"
+    return None
+
+
+def bind(model: Any, config: Any) -> Any:
+    """Have vLLM's own capturer record the experts of every MoE layer; returns it."""
+    from vllm.model_executor.layers.fused_moe import routed_experts_capturer as vllm_capturer
+
+    capturer = vllm_capturer.RoutedExpertsCapturer(
+        config.scheduler_config.max_num_batched_tokens, config
+    )
+    vllm_capturer.bind_routed_experts_capturer(model, capturer)
+    return capturer
+
+
+def unbind(model: Any) -> None:
+    """Take the capture off again."""
+    for module in model.modules():
+        router: Any = getattr(module, "router", None)
+        if getattr(router, "capture_fn", None) is not None:
+            router.capture_fn = None

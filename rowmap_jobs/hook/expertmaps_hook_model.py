@@ -1,0 +1,280 @@
+"""What the engine loaded: MoE layers, their tensors, geometry and fingerprint, and the refusals.
+
+Nothing of torch or vLLM is imported at the top: the functions take the engine's own objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import expertmaps_hook_checkpoint as checkpoint
+    from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_map import ModelShape
+else:
+    import expertmaps_hook_checkpoint as checkpoint
+    from expertmaps_hook_env import HookError
+    from expertmaps_hook_map import ModelShape
+
+EXPERT_TENSORS = ("w13_weight", "w2_weight", "w13_bias", "w2_bias")
+"""Tensors with one row for each expert. Any other with that first dimension is refused."""
+
+ROUTING_TENSORS = frozenset({"_expert_map", "expert_map", "expert_mask", "e_score_correction_bias"})
+"""Small tables about routing that stay whole."""
+
+SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """One MoE layer of the loaded model."""
+
+    layer: int
+    module: Any
+    """The MoERunner."""
+
+    @property
+    def container(self) -> Any:
+        """The module that owns the expert tensors."""
+        return self.module.routed_experts
+
+    @property
+    def experts(self) -> int:
+        return int(self.container.local_num_experts)
+
+    def tensors(self) -> dict[str, Any]:
+        """Expert tensors by name, in a fixed order."""
+        found = ((name, getattr(self.container, name, None)) for name in EXPERT_TENSORS)
+        return {name: tensor for name, tensor in found if tensor is not None}
+
+    def row_bytes(self) -> int:
+        """Bytes of one expert over all of its tensors."""
+        return sum(row_size(tensor) for tensor in self.tensors().values())
+
+
+def row_size(tensor: Any) -> int:
+    """Bytes of one row of the first dimension."""
+    return int(tensor.numel()) * int(tensor.element_size()) // int(tensor.shape[0])
+
+
+def find_layers(model: Any) -> list[MoeLayer]:
+    """MoE layers by absolute id. Raises HookError (NotMoE, LayersUnsupported)."""
+    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+    layers = [
+        MoeLayer(int(module.layer_id), module)
+        for module in model.modules()
+        if isinstance(module, MoERunner)
+    ]
+    layers.sort(key=lambda item: item.layer)
+    if not layers:
+        raise HookError("NotMoE", "the model has no mixture-of-experts layer that vLLM runs")
+    ids = [item.layer for item in layers]
+    if len(set(ids)) != len(ids):
+        raise HookError("LayersUnsupported", f"more than one expert block in a layer: {ids[:32]}")
+    return layers
+
+
+def check_config(config: Any) -> None:
+    """Refuse what this hook would get wrong, from vLLM's configuration. Raises HookError."""
+    parallel, model = config.parallel_config, config.model_config
+    refusals = (
+        (parallel.enable_eplb, "EplbUnsupported", "--enable-eplb moves experts by itself"),
+        (parallel.use_ubatching, "DboUnsupported", "--enable-dbo runs two batches over one buffer"),
+        (
+            parallel.enable_expert_parallel and parallel.world_size_across_dp > 1,
+            "ExpertParallelUnsupported",
+            "--enable-expert-parallel over more than one rank",
+        ),
+        (
+            parallel.world_size_across_dp > 1,
+            "ParallelismUnsupported",
+            f"found {parallel.world_size_across_dp} ranks, expected 1",
+        ),
+        (config.lora_config is not None, "LoraUnsupported", "--enable-lora adds to the experts"),
+        (model.enable_sleep_mode, "SleepModeUnsupported", "--enable-sleep-mode moves weights"),
+        (
+            config.weight_transfer_config is not None,
+            "WeightReloadUnsupported",
+            "weight transfer writes into the weights",
+        ),
+    )
+    for refused, reason, message in refusals:
+        if refused:
+            raise HookError(reason, message)
+
+
+def check_layers(layers: list[MoeLayer], device: str) -> None:
+    """Refuse layers and tensors this hook does not know. Raises HookError."""
+    if device != "cpu":
+        raise HookError("DeviceUnsupported", f"device: found {device}, expected cpu")
+    for item in layers:
+        container, config = item.container, item.container.moe_config
+        fused = getattr(container.expert_map_manager, "num_fused_shared_experts", 0)
+        if fused:
+            raise HookError(
+                "FusedSharedExpertsUnsupported", f"layer {item.layer} fuses {fused} shared experts"
+            )
+        if int(config.num_local_experts) != int(config.num_experts):
+            raise HookError(
+                "ExpertParallelUnsupported",
+                f"layer {item.layer} holds {config.num_local_experts} of {config.num_experts}",
+            )
+        if item.module.is_monolithic:
+            raise HookError("KernelUnsupported", f"layer {item.layer} has a monolithic kernel")
+        check_tensors(item)
+
+
+def check_tensors(item: MoeLayer) -> None:
+    """Refuse a tensor with a row for each expert that is not known. Raises HookError."""
+    known = item.tensors()
+    for name in EXPERT_TENSORS[:2]:
+        if name not in known:
+            raise HookError("UnknownTensor", f"layer {item.layer} has no {name}")
+    pointers = {tensor.data_ptr() for tensor in known.values()}
+    for name, tensor in _all_tensors(item):
+        if tensor.dim() < 1 or int(tensor.shape[0]) != item.experts:
+            continue
+        if name not in known and name not in ROUTING_TENSORS and tensor.data_ptr() not in pointers:
+            raise HookError(
+                "UnknownTensor",
+                f"layer {item.layer}: {name} {list(tensor.shape)} has a row for each expert",
+            )
+    for name, tensor in known.items():
+        if int(tensor.shape[0]) != item.experts or not tensor.is_contiguous():
+            raise HookError(
+                "UnknownTensor", f"layer {item.layer}: {name} {list(tensor.shape)} is laid out anew"
+            )
+
+
+def _all_tensors(item: MoeLayer) -> Iterator[tuple[str, Any]]:
+    """Tensors of a layer wherever a kernel may take them from."""
+    container = item.container
+    yield from container.named_parameters(recurse=False)
+    yield from container.named_buffers(recurse=False)
+    kernel = getattr(container.quant_method, "moe_kernel", None)
+    for owner in (container, container.quant_method, getattr(kernel, "fused_experts", None)):
+        for name, value in vars(owner).items() if owner is not None else ():
+            if hasattr(value, "data_ptr") and hasattr(value, "shape"):
+                yield name, value
+
+
+@contextmanager
+def recorded_shapes() -> Iterator[dict[int, list[Any]]]:
+    """While the engine loads, note each MoE layer's tensors before kernels prepack them.
+
+    Prepacking depends on the instruction set of the node; the shapes before it do not. The
+    replaced function is put back in every case.
+    """
+    from vllm.model_executor.model_loader import base_loader
+
+    noted: dict[int, list[Any]] = {}
+    original = base_loader.process_weights_after_loading
+
+    def record_and_process(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not noted:  # the target comes first; a draft model is loaded after it
+            try:
+                noted.update(shapes_of(find_layers(model)))
+            except Exception:
+                noted.clear()  # told once loading is over, by the same checks
+        return original(model, *args, **kwargs)
+
+    base_loader.process_weights_after_loading = record_and_process
+    try:
+        yield noted
+    finally:
+        base_loader.process_weights_after_loading = original
+
+
+def shapes_of(layers: list[MoeLayer]) -> dict[int, list[Any]]:
+    """[name, shape, type] of each expert tensor, by layer."""
+    return {
+        item.layer: [
+            [name, [int(dim) for dim in tensor.shape], str(tensor.dtype).removeprefix("torch.")]
+            for name, tensor in sorted(item.container.named_parameters(recurse=False))
+        ]
+        for item in layers
+    }
+
+
+def shape_digest(shapes: Mapping[int, list[Any]]) -> str:
+    """sha256 over the canonical JSON of the shapes."""
+    wire = {str(layer): tensors for layer, tensors in shapes.items()}
+    text = json.dumps(wire, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode() + b"\n").hexdigest()
+
+
+def quant_name(config: Any, layers: list[MoeLayer]) -> str:
+    """Weight format: the quantisation method, or the type of plain weights."""
+    method = config.model_config.quantization
+    if method is not None:
+        return str(getattr(method, "value", method))
+    dtype = str(layers[0].tensors()["w13_weight"].dtype).removeprefix("torch.")
+    return SHORT_TYPES.get(dtype, dtype)
+
+
+def fingerprint(
+    config: Any, layers: list[MoeLayer], shapes: Mapping[int, list[Any]]
+) -> dict[str, str]:
+    """The four parts that a map must have been made for. Raises HookError."""
+    model = config.model_config
+    folder = checkpoint.local_folder(model.model, model.revision, "CheckpointUnreadable")
+    tokenizer = folder
+    if model.tokenizer != model.model:
+        tokenizer = checkpoint.local_folder(
+            model.tokenizer, model.tokenizer_revision, "TokenizerNotFound"
+        )
+    return {
+        "shape": shape_digest(shapes or shapes_of(layers)),
+        "router": checkpoint.router_digest(folder, [item.layer for item in layers]),
+        "quant": quant_name(config, layers),
+        "tokenizer": checkpoint.tokenizer_digest(tokenizer),
+    }
+
+
+def model_shape(layers: list[MoeLayer], whole_layers: tuple[int, ...]) -> ModelShape:
+    """Geometry that a map must have. Raises HookError when layers route differently."""
+    tops = {int(item.container.top_k) for item in layers}
+    if len(tops) != 1:
+        raise HookError("LayersUnsupported", f"layers choose {sorted(tops)} experts")
+    return ModelShape(
+        experts={item.layer: item.experts for item in layers},
+        row_bytes={item.layer: item.row_bytes() for item in layers},
+        top_k=tops.pop(),
+        whole_layers=whole_layers,
+    )
+
+
+def draft_layers(runner: Any, layers: list[MoeLayer]) -> tuple[int, ...]:
+    """MoE layers of a draft model: they stay whole."""
+    model = getattr(getattr(runner, "drafter", None), "model", None)
+    if model is None or not hasattr(model, "modules"):
+        return ()
+    try:
+        found = {item.layer for item in find_layers(model)}
+    except HookError:
+        return ()
+    return tuple(sorted(found - {item.layer for item in layers}))
+
+
+def wire_geometry(shape: ModelShape) -> dict[str, Any]:
+    """ModelGeometry as the status carries it: one integer where all layers agree."""
+    return {
+        "experts": _folded(shape.experts),
+        "topK": shape.top_k,
+        "moeLayers": list(shape.layers),
+        "wholeLayers": list(shape.whole_layers),
+        "rowBytes": _folded(shape.row_bytes),
+    }
+
+
+def _folded(values: Mapping[int, int]) -> int | dict[str, int]:
+    distinct = set(values.values())
+    if len(distinct) == 1:
+        return distinct.pop()
+    return {str(layer): value for layer, value in sorted(values.items())}

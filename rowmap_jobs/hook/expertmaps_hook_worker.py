@@ -1,0 +1,259 @@
+"""The hook inside a worker: one session around the life of the engine's model runner.
+
+Whatever goes wrong is undone, reported as a reason, and leaves the engine serving as if the hook
+were not there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import expertmaps_hook_capture as capture
+    from . import expertmaps_hook_env as env
+    from . import expertmaps_hook_map as rowmap
+    from . import expertmaps_hook_model as model
+    from . import expertmaps_hook_selftest as selftest
+    from .expertmaps_hook_counts import Counters
+    from .expertmaps_hook_http import Published, publish
+    from .expertmaps_hook_rehome import Residency
+    from .expertmaps_hook_status import Status, compile_evidence
+else:
+    import expertmaps_hook_capture as capture
+    import expertmaps_hook_env as env
+    import expertmaps_hook_map as rowmap
+    import expertmaps_hook_model as model
+    import expertmaps_hook_selftest as selftest
+    from expertmaps_hook_counts import Counters
+    from expertmaps_hook_http import publish
+    from expertmaps_hook_rehome import Residency
+    from expertmaps_hook_status import Status, compile_evidence
+
+ATTRIBUTE = "_expertmaps_session"
+WRITERS = (
+    "reload_weights", "start_weight_update", "start_draft_weight_update", "update_weights",
+    "reset_weights", "sleep",
+)  # fmt: skip
+
+
+class Session:
+    """One worker's hook."""
+
+    def __init__(self, worker: Any, settings: env.Settings, version: str) -> None:
+        self.worker, self.settings = worker, settings
+        self.status = Status(settings, version, int(worker.rank))
+        self.publisher: Published | None = None
+        self.residency: Residency | None = None
+        self.capture: capture.Capture | None = None
+        self._undo: list[Any] = []
+        self._warm = self._closed = False
+        self._runner_name = "v2" if getattr(worker, "use_v2_model_runner", False) else "v1"
+        self.status.set(runner=self._runner_name)
+        if int(worker.rank) == 0:
+            self.publisher = publish(self.status, settings)
+        self.status.provide("compile", compile_evidence)
+        atexit.register(self.close)
+
+    @property
+    def runner(self) -> Any:
+        return self.worker.model_runner
+
+    def load(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """The engine's own load, then the hook's work. Only the engine's errors leave this."""
+        shapes: dict[int, list[Any]] = {}
+        try:
+            if self.settings.problem is not None:
+                raise self.settings.problem
+            if self.settings.mode != "off":
+                self._check()
+        except Exception as error:
+            self._fail(error)
+        if self.settings.mode == "off" or self.status.phase == "Failed":
+            result = original(*args, **kwargs)
+        else:
+            with model.recorded_shapes() as shapes:
+                result = original(*args, **kwargs)
+        try:
+            if self.settings.mode != "off" and self.status.phase != "Failed":
+                self._hook(shapes)
+        except Exception as error:
+            self._fail(error)
+        try:
+            self._follow()
+        except Exception as error:
+            self._fail(error)
+        return result
+
+    def _check(self) -> None:
+        """What is known before weights are loaded."""
+        if self._runner_name != "v1":
+            raise env.HookError("HookUnsupported", "found the V2 model runner, expected V1")
+        model.check_config(self.worker.vllm_config)
+
+    def _hook(self, shapes: dict[int, list[Any]]) -> None:
+        config, loaded = self.worker.vllm_config, self.runner.get_model()
+        layers = model.find_layers(loaded)
+        model.check_layers(layers, self.runner.device.type)
+        shape = model.model_shape(layers, model.draft_layers(self.runner, layers))
+        fingerprint = model.fingerprint(config, layers, shapes)
+        self.status.set(fingerprint=fingerprint, geometry=model.wire_geometry(shape))
+        if self.settings.mode == "serve":
+            self._serve(layers, shape, fingerprint)
+        else:
+            self._count(loaded, shape)
+
+    def _serve(
+        self, layers: list[model.MoeLayer], shape: rowmap.ModelShape, fingerprint: dict[str, str]
+    ) -> None:
+        raw = rowmap.read_map(self.settings.map_path)
+        chosen = rowmap.parse_map(raw, shape, fingerprint)
+        residency = Residency(layers, chosen.hot, self.settings.cold_directory, self.settings.tier)
+        residency.move(selftest.probe)
+        self.residency = residency
+        self._undo.append(residency.undo)
+        self._refuse_writers()
+        self.status.set(
+            generation=1, mapDigest=chosen.digest, rowSetDigest=chosen.row_set_digest,
+            residency=residency.wire(),
+        )  # fmt: skip
+        env.logger.info("expertmaps: map %s in force: %s", chosen.digest, residency.wire())
+
+    def _refuse_writers(self) -> None:
+        """Moved rows are read-only: a weight update would end the process, so it is refused."""
+        for name in WRITERS:
+            if hasattr(self.worker, name):
+                setattr(self.worker, name, functools.partial(_refuse_write, name))
+                self._undo.append(functools.partial(delattr, self.worker, name))
+
+    def _count(self, loaded: Any, shape: rowmap.ModelShape) -> None:
+        self._undo.append(functools.partial(capture.unbind, loaded))
+        capturer = capture.bind(loaded, self.worker.vllm_config)
+        counters = Counters(
+            capturer.device_buffer, shape.experts, shape.top_k, self.settings.capture_slots
+        )
+        try:
+            self.capture = capture.Capture(counters, self.settings.directory / capture.FOLDER)
+        except OSError as error:
+            raise env.HookError("DirectoryUnusable", str(error)) from error
+        self.status.provide("counting", self.capture.wire)
+
+    def _follow(self) -> None:
+        """Watch steps and the end of warm-up."""
+        runner, worker = self.runner, self.worker
+        execute, warm_up = runner.execute_model, worker.compile_or_warm_up_model
+
+        @functools.wraps(execute)
+        def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            self._before(scheduled)
+            result = execute(scheduled, *args, **kwargs)
+            self._after(scheduled)
+            return result
+
+        @functools.wraps(warm_up)
+        def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> Any:
+            result = warm_up(*args, **kwargs)
+            self._warmed_up()
+            return result
+
+        runner.execute_model = execute_model
+        worker.compile_or_warm_up_model = compile_or_warm_up_model
+
+    def _before(self, scheduled: Any) -> None:
+        if self.capture is not None:
+            try:
+                self.capture.before(scheduled)
+            except Exception as error:
+                self._fail(error, "CountFailed")
+
+    def _after(self, scheduled: Any) -> None:
+        if self.capture is not None:
+            try:
+                batch = self.runner.input_batch
+                self.capture.after(scheduled, list(batch.req_ids[: batch.num_reqs]))
+            except Exception as error:
+                self._fail(error, "CountFailed")
+        if self._warm and scheduled.total_num_scheduled_tokens:
+            self.status.stepped()
+
+    def _warmed_up(self) -> None:
+        try:
+            if self.residency is not None:
+                self.residency.evict()  # the profiling run has read rows of every expert
+        except OSError:
+            env.logger.warning("expertmaps: cold pages not dropped", exc_info=True)
+        self._warm = True
+        self.status.ready()
+        if self.publisher is not None:
+            self.publisher.write()
+
+    def _fail(self, error: BaseException, reason: str = "HookFailed") -> None:
+        """Undo everything and say why."""
+        failure = env.as_failure(error, reason)
+        env.logger.error(
+            "expertmaps: serving without the hook: %s", failure,
+            exc_info=None if isinstance(error, env.HookError) else error,
+        )  # fmt: skip
+        self.status.fail(failure)
+        self.status.set(generation=0, mapDigest=None, rowSetDigest=None, residency=None)
+        if self.capture is not None:
+            # What was counted stays in the status; nothing more is.
+            self.capture.close(failure.reason)
+            self.capture = None
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception:
+                env.logger.exception("expertmaps: undo")
+        self.residency = None
+        if self.publisher is not None:
+            self.publisher.write()
+
+    def close(self) -> None:
+        """The engine stops: write what is there."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.capture is not None:
+            self.capture.close("Stopped")
+        if self.status.phase != "Failed":
+            self.status.set(phase="Stopped")
+        if self.publisher is not None:
+            self.publisher.close()
+
+
+def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        f"expertmaps: WeightReloadUnsupported: {name} while a row map is in force; "
+        "start the engine with EXPERTMAPS_MODE=off for it"
+    )
+
+
+def patch_worker(worker_class: Any, version: str) -> None:
+    """Wrap Worker.load_model and Worker.shutdown. Raises HookError when they are not there."""
+    if not (
+        callable(getattr(worker_class, "load_model", None))
+        and callable(getattr(worker_class, "shutdown", None))
+    ):
+        raise env.HookError("HookUnsupported", "vLLM's Worker has no load_model or shutdown")
+    load, shutdown = worker_class.load_model, worker_class.shutdown
+
+    @functools.wraps(load)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            session = Session(self, env.settings(), version)
+            setattr(self, ATTRIBUTE, session)
+        except Exception:
+            env.logger.exception("expertmaps: no session; serving without the hook")
+            return load(self, *args, **kwargs)
+        return session.load(functools.partial(load, self), *args, **kwargs)
+
+    @functools.wraps(shutdown)
+    def shut_down(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = getattr(self, ATTRIBUTE, None)
+        if session is not None:
+            session.close()
+        return shutdown(self, *args, **kwargs)
+
+    worker_class.load_model, worker_class.shutdown = load_model, shut_down

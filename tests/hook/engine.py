@@ -1,0 +1,148 @@
+"""Runs vLLM in this process as a JSON plan says; a script for the engine's Python.
+
+Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc",
+"occupy", "memlock"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
+A generate entry has `texts` or `prompts` (lists of ids), `params` (SamplingParams), `salt` (a
+cache salt for each prompt) and `tags` (extra_args for each prompt); or `forced`, the prefix of
+transcript ids with which the first answers of the first run are fed again as prompts. The result
+holds ids and logprobs of each.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def forced(entry: dict[str, Any], prompts: Any, answers: Any) -> dict[str, Any]:
+    """Prompt and answer as one prompt, the last generated id left out, tagged."""
+    fed = [ids + answer["ids"][:-1] for ids, answer in zip(prompts, answers, strict=True)]
+    tags = [
+        {"expertmaps_t": f"{entry['forced']}{index}", "expertmaps_seg": [len(ids), len(whole)]}
+        for index, (ids, whole) in enumerate(zip(prompts, fed, strict=True))
+    ]
+    return {**entry, "prompts": fed, "tags": tags}
+
+
+def generate(llm: Any, entry: dict[str, Any]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+
+    base = {"temperature": 0, "ignore_eos": True, "max_tokens": 1, **entry.get("params", {})}
+    tags = entry.get("tags") or [None] * len(entry["prompts"])
+    prompts, params = [], []
+    for index, ids in enumerate(entry["prompts"]):
+        prompt = {"prompt_token_ids": ids}
+        if entry.get("salt"):
+            prompt["cache_salt"] = f"{entry['salt']}-{index}"
+        prompts.append(prompt)
+        params.append(SamplingParams(**base, extra_args=tags[index]))
+    found = llm.generate(prompts, params, use_tqdm=False)
+    return [
+        {
+            "ids": list(item.outputs[0].token_ids),
+            "logprobs": [
+                step[token].logprob
+                for step, token in zip(
+                    item.outputs[0].logprobs or [], item.outputs[0].token_ids, strict=False
+                )
+            ],
+        }
+        for item in found
+    ]
+
+
+def status() -> dict[str, Any] | None:
+    port = os.environ.get("EXPERTMAPS_STATUS_PORT")
+    if not port:
+        return None
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+        return json.load(answer)
+
+
+def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
+    for name in [name for name in os.environ if name.startswith("EXPERTMAPS_")]:
+        if not name.startswith("EXPERTMAPS_PRIVATE"):
+            del os.environ[name]
+    os.environ.update(plan.get("env", {}))
+    from vllm import LLM
+
+    kwargs = {
+        "max_model_len": 1024,
+        "distributed_executor_backend": "uni",
+        "enforce_eager": True,
+        **plan.get("kwargs", {}),
+    }
+    if "memlock" in plan:
+        hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (plan["memlock"], hard))
+    started = time.monotonic()
+    with ExitStack() as stack:
+        if "occupy" in plan:
+            taken = stack.enter_context(socket.socket())
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("", plan["occupy"]))
+            taken.listen()
+        llm = LLM(model=plan["model"], **kwargs)
+    result: dict[str, Any] = {"boot": time.monotonic() - started}
+    result["ready"] = None if "occupy" in plan else status()
+    for entry in plan.get("generate", []):
+        if "texts" in entry:
+            tokenizer = llm.get_tokenizer()
+            entry["prompts"] = [tokenizer.encode(text) for text in entry["texts"]]
+    entries = [
+        forced(entry, *first) if "forced" in entry and first is not None else entry
+        for entry in plan.get("generate", [])
+    ]
+    result["results"] = [generate(llm, entry) for entry in entries]
+    if plan.get("rpc"):
+        try:
+            result["rpc"] = repr(llm.collective_rpc(plan["rpc"]))
+        except Exception as error:
+            result["rpc"] = f"{type(error).__name__}: {error}"
+    time.sleep(0.5)
+    if "occupy" in plan:
+        time.sleep(1.5)
+        result["status"] = json.loads(Path(os.environ["EXPERTMAPS_DIR"], "status.json").read_text())
+    else:
+        result["status"] = status()
+    llm.llm_engine.engine_core.shutdown()
+    return result
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    results: dict[str, Any] = {}
+    first = None
+    for item in plan["runs"]:
+        try:
+            results[item["name"]] = found = run(item, first)
+            found["prompts"] = item["generate"][0].get("prompts")
+            if first is None:
+                first = (item["generate"][0]["prompts"], found["results"][0])
+        except Exception:
+            results[item["name"]] = {"failed": traceback.format_exc()}
+            traceback.print_exc()
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    Path(plan["out"]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

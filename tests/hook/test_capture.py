@@ -1,0 +1,252 @@
+"""Count mode without an engine: steps as vLLM plans them, results as the runner reads them."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import expertmaps_hook_capture as capture
+import numpy as np
+import pytest
+
+from rowmap_jobs.formats import status as contract
+
+
+class Array:
+    """As much of a tensor as the writer needs."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = np.asarray(value)
+
+    def cpu(self) -> Array:
+        return self
+
+    def numpy(self) -> Any:
+        return self.value
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+
+class Counters:
+    """Counts rows of each bucket instead of experts."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.rows = dict.fromkeys(range(-1, 2 * slots), 0)
+        self.cleared: list[int] = []
+
+    def clear_rows(self, rows: int) -> None:
+        self.cleared.append(rows)
+
+    def add(self, runs: list[tuple[int, int]]) -> None:
+        for bucket, rows in runs:
+            self.rows[bucket] += rows
+
+    def take(self, slot: int) -> SimpleNamespace:
+        counts = np.array([[[self.rows[2 * slot]]], [[self.rows[2 * slot + 1]]]])
+        self.clear_slot(slot)
+        return SimpleNamespace(counts=Array(counts), bad=Array(0))
+
+    def clear_slot(self, slot: int) -> None:
+        self.rows[2 * slot] = self.rows[2 * slot + 1] = 0
+
+    def missed(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[int], capture.Capture]]:
+    made: list[capture.Capture] = []
+
+    def build(slots: int = 2) -> capture.Capture:
+        made.append(capture.Capture(Counters(slots), tmp_path / capture.FOLDER))
+        return made[-1]
+
+    yield build
+    for item in made:
+        item.writer.close()
+
+
+def new(name: str, length: int, tag: dict[str, Any] | None = None, **more: Any) -> SimpleNamespace:
+    fields = {
+        "req_id": name, "prompt_len": length, "num_computed_tokens": 0, "lora_request": None,
+        "prompt_embeds": None, "mm_features": [], "pooling_params": None,
+        "sampling_params": SimpleNamespace(extra_args=tag), **more,
+    }  # fmt: skip
+    return SimpleNamespace(**fields)
+
+
+def plan(
+    *fresh: SimpleNamespace,
+    cached: dict[str, int] | None = None,
+    rows: dict[str, int] | None = None,
+    finished: tuple[str, ...] = (),
+    resumed: tuple[str, ...] = (),
+) -> SimpleNamespace:
+    rows = rows if rows is not None else {item.req_id: item.prompt_len for item in fresh}
+    cached = cached or {}
+    return SimpleNamespace(
+        scheduled_new_reqs=list(fresh),
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(cached), num_computed_tokens=list(cached.values()),
+            resumed_req_ids=set(resumed),
+        ),
+        num_scheduled_tokens=rows,
+        total_num_scheduled_tokens=sum(rows.values()),
+        finished_req_ids=set(finished),
+    )  # fmt: skip
+
+
+def tag(name: str, *segments: int) -> dict[str, Any]:
+    return {"expertmaps_t": name, "expertmaps_seg": list(segments)}
+
+
+def feed(item: capture.Capture, step: SimpleNamespace) -> None:
+    item.before(step)
+    item.after(step, list(step.num_scheduled_tokens))
+
+
+def result(item: capture.Capture, name: str) -> dict[str, Any]:
+    path = item.writer.folder / name
+    for _ in range(200):
+        if path.exists():
+            break
+        time.sleep(0.01)
+    assert path.stat().st_mode & 0o777 == 0o644
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as loaded:
+        return {key: loaded[key] for key in loaded.files}
+
+
+def reason(item: capture.Capture, name: str) -> str:
+    path = item.writer.folder / f"{name}.skip"
+    for _ in range(200):
+        if path.exists():
+            return path.read_text().strip()
+        time.sleep(0.01)
+    raise AssertionError(f"no {path}")
+
+
+def test_a_forced_transcript_is_written_when_its_prompt_is_fed(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 10, tag("t", 4, 10)), rows={"r": 6}))
+    assert item.wire()["transcripts"] == 0
+    feed(item, plan(cached={"r": 6}, rows={"r": 4}))
+    found = result(item, "t.npz")
+    assert found["rows"].tolist() == [4, 6] and found["rows"].dtype == np.int64
+    assert found["counts"].shape == (2, 1, 1) and found["counts"].dtype == np.int64
+    assert found["counts"].ravel().tolist() == [4, 6]
+    assert int(found["bad"]) == 0 and int(found["recomputed"]) == 0
+    feed(item, plan(finished=("r",)))
+    assert contract.Counting.from_wire(item.wire(), "counting").to_wire() == {
+        "prefillRows": 4, "decodeRows": 6, "recomputedRows": 0, "missed": 0, "transcripts": 1,
+        "skipped": {},
+    }  # fmt: skip
+
+
+def test_rows_follow_the_order_of_the_batch(make: Any) -> None:
+    item = make()
+    step = plan(new("a", 3, tag("ta", 0, 3)), new("b", 5, tag("tb", 4, 5)))
+    item.before(step)
+    item.after(step, ["b", "a"])
+    assert item.counters.cleared == [8]
+    assert result(item, "ta.npz")["rows"].tolist() == [0, 3]
+    assert result(item, "tb.npz")["rows"].tolist() == [4, 1]
+
+
+def test_preempted_rows_are_apart(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 10, tag("t", 4, 10)), rows={"r": 6}))
+    feed(item, plan(cached={"r": 0}, rows={"r": 10}, resumed=("r",)))
+    found = result(item, "t.npz")
+    assert found["rows"].tolist() == [4, 6] and int(found["recomputed"]) == 6
+
+
+def test_a_prefix_cache_hit_is_visible_in_rows(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 10, tag("t", 4, 10), num_computed_tokens=8), rows={"r": 2}))
+    assert result(item, "t.npz")["rows"].tolist() == [0, 2]
+
+
+def test_a_live_transcript_is_written_when_it_ends(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 3, {"expertmaps_t": "t"})))
+    feed(item, plan(cached={"r": 3}, rows={"r": 1}))
+    feed(item, plan(cached={"r": 4}, rows={"r": 1}))
+    assert item.wire()["transcripts"] == 0
+    feed(item, plan(finished=("r",)))
+    assert result(item, "t.npz")["rows"].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (new("r", 4, tag("t", 0, 4), lora_request=object()), "Lora"),
+        (new("1_r", 4, tag("t", 0, 4)), "ParallelSampling"),
+        (new("r", 4, tag("t", 0, 4), prompt_embeds=object()), "PromptEmbeds"),
+        (new("r", 4, tag("t", 0, 4), mm_features=[1]), "Multimodal"),
+        (new("r", 4, tag("t", 0, 5)), "SegmentsInvalid"),
+    ],
+)
+def test_what_cannot_be_counted_is_skipped_by_name(make: Any, request_: Any, expected: str) -> None:
+    item = make()
+    feed(item, plan(request_))
+    assert reason(item, "t") == expected
+    assert item.wire()["skipped"] == {expected: 1}
+    assert item.wire()["prefillRows"] + item.wire()["decodeRows"] == 4
+    assert not (item.writer.folder / "t.npz").exists()
+
+
+def test_pooling_and_bad_ids_leave_no_file(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("p", 4, sampling_params=None), new("q", 2, tag("../t", 0, 1))))
+    assert item.wire()["skipped"] == {"TranscriptIdInvalid": 1}
+    item.writer.close()
+    assert list(item.writer.folder.iterdir()) == []
+
+
+def test_more_than_the_slots_is_skipped_and_slots_come_back(make: Any) -> None:
+    item = make(1)
+    feed(
+        item, plan(new("a", 4, tag("a", 0, 4)), new("b", 4, tag("b", 0, 4)), rows={"a": 2, "b": 4})
+    )
+    assert reason(item, "b") == "NoSlot"
+    feed(item, plan(cached={"a": 2}, rows={"a": 2}))
+    feed(item, plan(new("c", 2, tag("b", 0, 2)), finished=("a", "b")))
+    assert result(item, "b.npz")["rows"].tolist() == [0, 2]
+    item.writer.close()
+    assert not (item.writer.folder / "b.skip").exists()
+
+
+def test_the_same_id_at_once_is_counted_once(make: Any) -> None:
+    item = make()
+    both = (new("a", 4, tag("t", 0, 4)), new("b", 4, tag("t", 0, 4)))
+    feed(item, plan(*both))
+    assert result(item, "t.npz")["rows"].tolist() == [0, 4]
+    assert item.wire()["skipped"] == {"Duplicate": 1}
+
+
+def test_an_aborted_transcript_is_skipped_and_leaves_no_rows_behind(make: Any) -> None:
+    item = make(1)
+    feed(item, plan(new("a", 9, tag("a", 0, 9)), rows={"a": 4}))
+    feed(item, plan(new("b", 2, tag("b", 0, 2)), finished=("a",)))
+    assert reason(item, "a") == "Aborted"
+    assert result(item, "b.npz")["counts"].ravel().tolist() == [0, 2]
+
+
+def test_a_batch_that_is_not_the_plan_raises(make: Any) -> None:
+    item = make()
+    step = plan(new("a", 4, tag("a", 0, 4)))
+    with pytest.raises(RuntimeError):
+        item.after(step, [])
+
+
+def test_closing_tells_the_readers(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("a", 9, tag("a", 0, 9)), rows={"a": 4}))
+    item.close("CountFailed")
+    assert reason(item, "a") == "CountFailed"

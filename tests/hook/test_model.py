@@ -1,0 +1,191 @@
+"""Refusals and geometry, on stand-ins for the engine's objects."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import expertmaps_hook_env as env
+import expertmaps_hook_model as model
+import expertmaps_hook_selftest as selftest
+import pytest
+
+from rowmap_jobs.formats.status import ModelGeometry
+
+
+class Tensor:
+    """Shape and identity of a tensor."""
+
+    def __init__(self, *shape: int, size: int = 2, contiguous: bool = True) -> None:
+        self.shape, self.size, self.contiguous = shape, size, contiguous
+        self.dtype = "torch.bfloat16"
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        total = 1
+        for dim in self.shape:
+            total *= dim
+        return total
+
+    def element_size(self) -> int:
+        return self.size
+
+    def data_ptr(self) -> int:
+        return id(self)
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+
+class Container:
+    """RoutedExperts, as far as the hook looks at it."""
+
+    def __init__(self, experts: int = 8, **tensors: Any) -> None:
+        self.tensors = {"w13_weight": Tensor(experts, 4, 3), "w2_weight": Tensor(experts, 3, 2)}
+        self.tensors.update(tensors)
+        for name, tensor in self.tensors.items():
+            setattr(self, name, tensor)
+        self.local_num_experts, self.top_k = experts, 2
+        self.moe_config = SimpleNamespace(num_local_experts=experts, num_experts=experts)
+        self.expert_map_manager = SimpleNamespace(num_fused_shared_experts=0)
+        self.quant_method = SimpleNamespace(
+            moe_kernel=SimpleNamespace(fused_experts=SimpleNamespace())
+        )
+
+    def named_parameters(self, recurse: bool) -> list[tuple[str, Any]]:
+        assert not recurse
+        return [(name, tensor) for name, tensor in self.tensors.items() if tensor is not None]
+
+    def named_buffers(self, recurse: bool) -> list[tuple[str, Any]]:
+        assert not recurse
+        return []
+
+
+def layer(number: int = 0, **fields: Any) -> model.MoeLayer:
+    container = Container(**fields)
+    return model.MoeLayer(number, SimpleNamespace(routed_experts=container, is_monolithic=False))
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    found = SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            enable_eplb=False, use_ubatching=False, enable_expert_parallel=False,
+            world_size_across_dp=1,
+        ),
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        lora_config=None,
+        weight_transfer_config=None,
+    )  # fmt: skip
+    for name, value in changes.items():
+        for owner in (found.parallel_config, found.model_config, found):
+            if hasattr(owner, name):
+                setattr(owner, name, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"enable_eplb": True}, "EplbUnsupported"),
+        ({"use_ubatching": True}, "DboUnsupported"),
+        (
+            {"enable_expert_parallel": True, "world_size_across_dp": 2},
+            "ExpertParallelUnsupported",
+        ),
+        ({"world_size_across_dp": 2}, "ParallelismUnsupported"),
+        ({"lora_config": object()}, "LoraUnsupported"),
+        ({"enable_sleep_mode": True}, "SleepModeUnsupported"),
+        ({"weight_transfer_config": object()}, "WeightReloadUnsupported"),
+    ],
+)
+def test_configurations_are_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(env.HookError) as caught:
+        model.check_config(config(**changes))
+    assert caught.value.reason == reason
+
+
+def test_a_plain_configuration_and_layer_pass() -> None:
+    model.check_config(config())
+    model.check_config(config(enable_expert_parallel=True))
+    model.check_layers([layer(w13_bias=Tensor(8, 4), w2_bias=Tensor(8, 3))], "cpu")
+
+
+def refused(item: model.MoeLayer, device: str = "cpu") -> env.HookError:
+    with pytest.raises(env.HookError) as caught:
+        model.check_layers([item], device)
+    return caught.value
+
+
+def test_layers_are_refused_by_name() -> None:
+    assert refused(layer(), "cuda").reason == "DeviceUnsupported"
+    item = layer()
+    item.module.is_monolithic = True
+    assert refused(item).reason == "KernelUnsupported"
+    item = layer()
+    item.container.expert_map_manager.num_fused_shared_experts = 1
+    assert refused(item).reason == "FusedSharedExpertsUnsupported"
+    item = layer()
+    item.container.moe_config.num_experts = 16
+    assert refused(item).reason == "ExpertParallelUnsupported"
+
+
+def test_unknown_expert_tensors_are_named_wherever_they_are() -> None:
+    failure = refused(layer(w13_weight_scale=Tensor(8, 1)))
+    assert failure.reason == "UnknownTensor" and "w13_weight_scale" in failure.message
+    item = layer()
+    item.container.quant_method.moe_kernel.fused_experts.gemm1_alpha = Tensor(8)
+    assert "gemm1_alpha" in refused(item).message
+    item = layer()
+    item.container.quant_method.packed = Tensor(8, 3)
+    assert "packed" in refused(item).message
+    assert "w2_weight" in refused(layer(w2_weight=Tensor(8, 3, contiguous=False))).message
+    assert "w2_weight" in refused(layer(w2_weight=None)).message
+    assert "w2_weight" in refused(layer(w2_weight=Tensor(4, 6))).message
+
+
+def test_routing_tables_and_views_of_known_tensors_pass() -> None:
+    item = layer(e_score_correction_bias=Tensor(8), expert_mask=Tensor(8))
+    item.container.quant_method.moe_kernel.fused_experts.w1 = item.container.w13_weight
+    item.container.scale = Tensor(3, 8)
+    model.check_tensors(item)
+
+
+def test_geometry_is_of_the_contract() -> None:
+    layers = [layer(0), layer(3)]
+    shape = model.model_shape(layers, (9,))
+    wire = model.wire_geometry(shape)
+    assert wire["rowBytes"] == 2 * (12 + 6)
+    assert ModelGeometry.from_wire(wire, "geometry").moe_layers == (0, 3)
+    uneven = model.wire_geometry(model.model_shape([layer(0), layer(1, experts=4)], ()))
+    assert uneven["experts"] == {"0": 8, "1": 4}
+    layers[1].container.top_k = 3
+    with pytest.raises(env.HookError) as caught:
+        model.model_shape(layers, ())
+    assert caught.value.reason == "LayersUnsupported"
+
+
+def test_shape_digest_is_deterministic_and_sees_shapes() -> None:
+    base = model.shape_digest(model.shapes_of([layer(0), layer(1)]))
+    assert base == model.shape_digest(model.shapes_of([layer(0), layer(1)]))
+    assert base != model.shape_digest(model.shapes_of([layer(0), layer(2)]))
+    assert base != model.shape_digest(model.shapes_of([layer(0), layer(1, experts=4)]))
+
+
+def test_quant_names() -> None:
+    plain = SimpleNamespace(model_config=SimpleNamespace(quantization=None))
+    assert model.quant_name(plain, [layer()]) == "bf16"
+    quantised = SimpleNamespace(model_config=SimpleNamespace(quantization="mxfp4"))
+    assert model.quant_name(quantised, [layer()]) == "mxfp4"
+
+
+@pytest.mark.parametrize("hot", [(), (0,), (7, 1, 3), tuple(range(8))])
+def test_self_test_routes_cover_both_sides(hot: tuple[int, ...]) -> None:
+    pools = selftest.choices(8, 2, hot)
+    assert len(pools) == 3
+    for pool in pools:
+        assert len(pool) >= 2 and len(set(pool)) == len(pool)
+    if 2 <= len(hot) <= 6:
+        assert set(pools[0]) == set(hot) and not set(pools[1]) & set(hot)
+        assert set(pools[2]) & set(hot) and set(pools[2]) - set(hot)

@@ -1,0 +1,278 @@
+"""The session around a worker, on stand-ins: phases, failures, what is undone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import expertmaps_hook_env as env
+import expertmaps_hook_model as model
+import expertmaps_hook_worker as worker_module
+import pytest
+
+from rowmap_jobs.formats import status as contract
+
+STEP = SimpleNamespace(total_num_scheduled_tokens=3)
+EMPTY = SimpleNamespace(total_num_scheduled_tokens=0)
+
+
+class Runner:
+    device = SimpleNamespace(type="cpu")
+    input_batch = SimpleNamespace(req_ids=["r"], num_reqs=1)
+
+    def get_model(self) -> object:
+        return self
+
+    def modules(self) -> list[object]:
+        return []
+
+    def execute_model(self, scheduled: Any) -> str:
+        return f"ran {scheduled.total_num_scheduled_tokens}"
+
+
+def worker_class() -> type[Any]:
+    class Worker:
+        rank = 0
+        use_v2_model_runner = False
+        vllm_config = SimpleNamespace()
+        down = False
+
+        def load_model(self) -> str:
+            self.model_runner = Runner()
+            return "loaded"
+
+        def compile_or_warm_up_model(self) -> str:
+            self.model_runner.execute_model(STEP)
+            return "warm"
+
+        def reload_weights(self) -> str:
+            return "reloaded"
+
+        def shutdown(self) -> str:
+            self.down = True
+            return "down"
+
+    return Worker
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setenv("EXPERTMAPS_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("EXPERTMAPS_STATUS_PORT", raising=False)
+
+    def begin(mode: str, **steps: Any) -> Any:
+        monkeypatch.setenv("EXPERTMAPS_MODE", mode)
+        monkeypatch.setattr(model, "check_config", steps.get("check", lambda _: None))
+        if "hook" in steps:
+            monkeypatch.setattr(worker_module.Session, "_hook", steps["hook"])
+        monkeypatch.setattr(model, "recorded_shapes", lambda: _Nothing())
+        made = worker_class()
+        worker_module.patch_worker(made, "0.32.0")
+        started = made()
+        assert started.load_model() == "loaded"
+        return started
+
+    return begin
+
+
+class _Nothing:
+    def __enter__(self) -> dict[int, Any]:
+        return {}
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def session(worker: Any) -> worker_module.Session:
+    found: worker_module.Session = getattr(worker, worker_module.ATTRIBUTE)
+    return found
+
+
+def state(worker: Any) -> contract.HookStatus:
+    return contract.parse(session(worker).status.to_bytes(), "status")
+
+
+def test_phases_of_an_engine_that_is_only_watched(start: Any, tmp_path: Path) -> None:
+    worker = start("off")
+    assert state(worker).phase == "Loading"
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert (state(worker).phase, state(worker).steps) == ("Ready", 0)
+    assert worker.model_runner.execute_model(EMPTY) == "ran 0"
+    assert state(worker).phase == "Ready"
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+    assert (state(worker).phase, state(worker).steps) == ("Serving", 1)
+    assert worker.shutdown() == "down" and worker.down
+    written = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert written["phase"] == "Stopped"
+
+
+def test_a_refusal_before_the_load_is_served_and_kept(start: Any) -> None:
+    def refuse(_: Any) -> None:
+        raise env.HookError("EplbUnsupported", "moves experts")
+
+    worker = start("serve", check=refuse, hook=lambda *_: pytest.fail("hooked"))
+    worker.compile_or_warm_up_model()
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+    found = state(worker)
+    assert found.phase == "Failed" and found.error is not None
+    assert (found.error.reason, found.steps) == ("EplbUnsupported", 1)
+    assert found.boot_seconds is not None
+
+
+def test_the_second_model_runner_is_refused_by_name(start: Any, monkeypatch: Any) -> None:
+    original = worker_class
+
+    def second() -> type[Any]:
+        made = original()
+        made.use_v2_model_runner = True
+        return made
+
+    monkeypatch.setitem(globals(), "worker_class", second)
+    found = state(start("count"))
+    assert found.error is not None and found.error.reason == "HookUnsupported"
+    assert found.runner == "v2"
+
+
+@pytest.mark.parametrize("mode", ["serve", "count"])
+def test_any_exception_is_a_named_failure(start: Any, mode: str) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("x")
+
+    found = state(start(mode, hook=broken))
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "HookFailed")
+    assert "ZeroDivisionError" in found.error.message
+
+
+def test_an_unusable_setting_is_reported(start: Any) -> None:
+    found = state(start("rowmap"))
+    assert found.error is not None
+    assert (found.mode, found.phase, found.error.reason) == ("off", "Failed", "SettingInvalid")
+
+
+class Rows:
+    """A residency that notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def move(self, _: Any) -> None:
+        self.done.append("move")
+
+    def evict(self) -> None:
+        self.done.append("evict")
+
+    def undo(self) -> None:
+        self.done.append("undo")
+
+    def wire(self) -> dict[str, Any]:
+        return {
+            "hotRows": 1, "coldRows": 1, "hotBytes": 1, "coldBytes": 1, "lockedBytes": 0,
+            "tier": "overlay",
+        }  # fmt: skip
+
+
+DIGEST = "sha256:" + "c" * 64
+
+
+def serving(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    chosen = SimpleNamespace(digest=DIGEST, row_set_digest=DIGEST, hot={0: (0,)})
+    monkeypatch.setattr(worker_module.rowmap, "read_map", lambda _: b"")
+    monkeypatch.setattr(worker_module.rowmap, "parse_map", lambda *_: chosen)
+    monkeypatch.setattr(worker_module, "Residency", lambda *_: rows)
+
+    def hook(self: worker_module.Session, _: Any) -> None:
+        self._serve([], SimpleNamespace(), {})  # type: ignore[arg-type]
+
+    return hook
+
+
+def test_served_rows_are_reported_evicted_and_guarded(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows()
+    worker = start("serve", hook=serving(rows, monkeypatch))
+    worker.compile_or_warm_up_model()
+    found = state(worker)
+    assert (found.phase, found.generation, found.map_digest) == ("Ready", 1, DIGEST)
+    assert found.residency is not None and rows.done == ["move", "evict"]
+    with pytest.raises(RuntimeError, match="WeightReloadUnsupported"):
+        worker.reload_weights()
+
+
+def test_a_late_failure_puts_rows_and_methods_back(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows()
+
+    def broken(_: worker_module.Session) -> None:
+        raise AttributeError("no seam")
+
+    monkeypatch.setattr(worker_module.Session, "_follow", broken)
+    worker = start("serve", hook=serving(rows, monkeypatch))
+    found = state(worker)
+    assert (found.phase, found.generation, found.map_digest) == ("Failed", 0, None)
+    assert found.residency is None
+    assert rows.done == ["move", "undo"]
+    assert worker.reload_weights() == "reloaded"
+
+
+class Capture:
+    """Counting that breaks at its second step."""
+
+    def __init__(self) -> None:
+        self.steps, self.closed = 0, ""
+
+    def before(self, _: Any) -> None:
+        self.steps += 1
+
+    def after(self, _: Any, order: list[str]) -> None:
+        assert order == ["r"]
+        if self.steps == 2:
+            raise RuntimeError("the batch is not what the scheduler planned")
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+
+def test_counting_that_breaks_leaves_the_engine_running(start: Any) -> None:
+    capture = Capture()
+    undone: list[int] = []
+
+    def hook(self: worker_module.Session, _: Any) -> None:
+        self.capture = capture  # type: ignore[assignment]
+        self._undo.append(lambda: undone.append(1))
+
+    worker = start("count", hook=hook)
+    worker.compile_or_warm_up_model()
+    assert state(worker).phase == "Ready"
+    for _ in range(3):
+        assert worker.model_runner.execute_model(STEP) == "ran 3"
+    found = state(worker)
+    assert found.error is not None and found.error.reason == "CountFailed"
+    assert (found.phase, capture.closed, capture.steps) == ("Failed", "CountFailed", 2)
+    assert undone == [1]
+
+
+def test_the_engines_own_errors_pass_through(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPERTMAPS_MODE", "off")
+    made = worker_class()
+    made.load_model = lambda self: 1 / 0  # type: ignore[attr-defined]
+    worker_module.patch_worker(made, "0.32.0")
+    with pytest.raises(ZeroDivisionError):
+        made().load_model()
+
+
+def test_the_status_file_follows_by_itself(start: Any, tmp_path: Path) -> None:
+    worker = start("off")
+    worker.compile_or_warm_up_model()
+    worker.model_runner.execute_model(STEP)
+    for _ in range(100):
+        if json.loads((tmp_path / "run" / "status.json").read_text())["phase"] == "Serving":
+            return
+        time.sleep(0.05)
+    raise AssertionError("status.json was not written again")
