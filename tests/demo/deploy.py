@@ -100,8 +100,15 @@ def upload_model(kube: Kube) -> None:
 
 def operator(kube: Kube, settings: Settings) -> None:
     """The operator from its Helm chart, watching the demo's namespace alone."""
-    if not settings.local:
-        _require_crds(kube)
+    there = "expertlanes.expertmaps.dev" in kube.run("kubectl", "get", "crd", "-o", "name")
+    if not settings.local and not there:
+        raise DemoError(
+            "CustomResourceDefinitions of expertmaps.dev: found none, expected an administrator to "
+            "have installed them: kubectl apply -f crds/"
+        )
+    if settings.local and there:
+        # Of an earlier release: Helm does not take over what another release or a person made.
+        kube.run("kubectl", "apply", "-f", str(ROOT / "crds"))
     values = {
         "image.operator.repository": f"{settings.image}-operator",
         "image.operator.tag": settings.tag,
@@ -109,20 +116,11 @@ def operator(kube: Kube, settings: Settings) -> None:
         "image.runner.tag": settings.tag,
     }
     sets = [word for key, value in values.items() for word in ("--set-string", f"{key}={value}")]
-    sets += ["--set", f"crds.install={str(settings.local).lower()}"]
+    sets += ["--set", f"crds.install={str(not there).lower()}"]
     kube.run(
         "helm", "upgrade", "--install", "expertmaps", str(CHART), "-n", settings.namespace,
         *sets, "--wait", "--timeout", "300s",
     )  # fmt: skip
-
-
-def _require_crds(kube: Kube) -> None:
-    names = kube.run("kubectl", "get", "crd", "-o", "name")
-    if "expertlanes.expertmaps.dev" not in names:
-        raise DemoError(
-            "CustomResourceDefinitions of expertmaps.dev: found none, expected an administrator to "
-            "have installed them: kubectl apply -f crds/"
-        )
 
 
 def lane(kube: Kube, settings: Settings) -> None:
