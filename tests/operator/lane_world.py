@@ -14,6 +14,7 @@ from typing import Any
 from expertmaps_operator.api.expertlane import ExpertLane
 from expertmaps_operator.api.expertmap import ExpertMap
 from expertmaps_operator.build import workload_fields as fields
+from expertmaps_operator.build.workload import lane_env
 from expertmaps_operator.decide.lane import decide
 from expertmaps_operator.plan import ApplyWorkload, Create, Plan
 from expertmaps_operator.snapshot import LanePod, LaneSnapshot, PodReport, Slots
@@ -67,6 +68,7 @@ class World:
     bad: dict[tuple[str, int], str] = field(default_factory=dict)
     """(digest, number of the pod with it) to behaviour."""
     conflicts: tuple[str, ...] = ()
+    rollback: bool = True
 
     def __post_init__(self) -> None:
         self.now = NOW
@@ -74,8 +76,9 @@ class World:
         self.seen: dict[str, RowMap | None] = {}
         self.expert_maps: tuple[ExpertMap, ...] = ()
         self.reports: dict[str, PodReport] = {}
-        self.lane = lane()
+        self.lane = lane(rollback={"enabled": self.rollback})
         self.workload = deployment(self.replicas)
+        self.own_template = _copy(self.workload["spec"]["template"])
         self.maps = {found.digest for found in self.classes.values() if found is not None}
         self.config_maps: set[str] = set()
         self.jobs: list[dict[str, Any]] = []
@@ -204,14 +207,17 @@ class World:
         """Server-side apply of the lane's manager, as far as its fields go."""
         before = _copy(self.workload["spec"])
         spec = self.workload["spec"]
+        wanted = patch.get("spec") or {}
         for key in ("minReadySeconds", "progressDeadlineSeconds"):
-            if key in self.owned and key not in patch["spec"]:
+            if key in self.owned and key not in wanted:
                 spec.pop(key, None)
                 spec["progressDeadlineSeconds"] = spec.get("progressDeadlineSeconds", 600)
+        if "template" in self.owned and "template" not in wanted:
+            release(spec["template"])
         _merge(self.workload, patch)
         if spec.get("minReadySeconds") == 0:
             del spec["minReadySeconds"]
-        self.owned = dict(patch["spec"])
+        self.owned = dict(wanted)
         if spec != before:
             self.workload["metadata"]["generation"] += 1
 
@@ -346,6 +352,11 @@ class World:
         status, reason, _ = self.said()[type]
         return status, reason
 
+    def not_ready(self) -> int:
+        """Pods that are missing or serve nothing."""
+        ready = sum(pod.ready_since is not None and pod.gone_in is None for pod in self.pods)
+        return int(self.workload["spec"]["replicas"]) - ready
+
     def unproven(self) -> int:
         """Pods that are missing, not ready, or ready without what they should run with."""
         proven = sum(
@@ -359,6 +370,26 @@ class World:
 
 def _copy(value: Any) -> Any:
     return json.loads(json.dumps(value))
+
+
+def release(template: dict[str, Any]) -> None:
+    """Take the lane's fields out of a template: nobody else owns them."""
+    (container,) = template["spec"]["containers"]
+    ours = ("env", "name"), ("volumeMounts", "mountPath")
+    owned = {*names_of_lane(), names.HOOK_MOUNT, names.MAP_MOUNT, names.RUN_DIR}
+    for key, merge_key in ours:
+        left = [item for item in container.pop(key, ()) if item[merge_key] not in owned]
+        container.update({key: left} if left else {})
+    volumes = [item for item in template["spec"].pop("volumes", ()) if item["name"] not in owned]
+    template["spec"].update({"volumes": volumes} if volumes else {})
+    annotations = template["metadata"].pop("annotations", {})
+    left = {key: value for key, value in annotations.items() if "expertmaps.dev/" not in key}
+    template["metadata"].update({"annotations": left} if left else {})
+
+
+def names_of_lane() -> set[str]:
+    """Names of the lane's variables and volumes."""
+    return {*lane_env("9477"), names.VOLUME_HOOK, names.VOLUME_MAP, names.VOLUME_RUN}
 
 
 _KEYS = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath"}
