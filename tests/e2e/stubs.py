@@ -173,9 +173,11 @@ def said(kube: Kube, kind: str) -> str:
 
 
 def state(kube: Kube, name: str = LANE) -> tuple[str, str, str]:
-    """(active class, Ready as status/reason, rollout state)."""
+    """(active class, Ready as status/reason, rollout state), once the spec was looked at."""
     item = kube.get("lane", name) or {}
     status = item.get("status") or {}
+    if status.get("observedGeneration") != (item.get("metadata") or {}).get("generation"):
+        return "", "the spec was not looked at yet", ""
     ready = condition(item, "Ready")
     return (
         (status.get("active") or {}).get("trafficClass", ""),

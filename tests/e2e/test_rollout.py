@@ -173,6 +173,7 @@ def test_an_operator_killed_on_the_way_back_goes_on_where_it_was(lane: Kube) -> 
 
 def test_an_operator_killed_in_a_rollout_goes_on_where_it_was(lane: Kube) -> None:
     with fewest_ready(lane) as ready:
+        stubs.switch(lane, "q")
         stubs.until(lane, ("stub-a", "False/Canary", "Canary"))
         kill_operator(lane)
         stubs.until(lane, ("stub-q", SERVING, "Verified"), 240)
