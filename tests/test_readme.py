@@ -14,6 +14,7 @@ FINE = {
     *("MapAccepted", "ProfileRunning", "ProfileSucceeded", "WriteVerified", "RolloutStarted"),
     *("Canary", "Rolling", "RolloutComplete", "UserChange", "Superseded", "LaneServing", "Idle"),
     *("ServingUnhooked", "AllPodsReportDigest", "CompileCacheHit", "NotPaused", "Paused"),
+    "NotRolledBack",
     *("TranscriptsFound", "ProfileStarted", "TrafficClassSwitched"),
     *("Accepted", "Probed", "Fetched"),
 }

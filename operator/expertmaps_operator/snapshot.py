@@ -57,7 +57,7 @@ class Slots:
     profiles: int
     """Profile Jobs that are not finished."""
     rollouts: int
-    """Lanes whose status.rollout is in Canary or Rolling."""
+    """Lanes whose status.rollout is in Canary, Rolling or RollingBack."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,13 @@ CREATED: list[Case] = [
     ("TrafficClass", {"metadata.name": "a.b"}, "", DOTLESS),
     ("TrafficClass", {"spec.window": "7d"}, "spec.window", PERIOD),
     ("TrafficClass", {"spec.window": "0h"}, "spec.window", "write more than 0, such as 168h"),
+    ("ExpertLane", {"spec.rollback.holdDuration": "1d"}, "spec.rollback.holdDuration", PERIOD),
+    (
+        "ExpertLane",
+        {"spec.rollback.holdDuration": "0s"},
+        "spec.rollback.holdDuration",
+        "write more than 0, such as 1h",
+    ),
     ("ExpertLane", {"metadata.name": "a" * 26}, "", SHORT.format("lane")),
     ("ExpertLane", {"metadata.name": "a.b"}, "", DOTLESS),
     ("ExpertLane", {"spec.residency.hotBytes": "1Gi"}, "spec.residency", ONE_RESIDENCY),

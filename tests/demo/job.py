@@ -16,6 +16,7 @@ from tests.demo.settings import CLASSES, LANE, WORKLOAD, DemoError, Settings
 
 BOOT_SECONDS = 900
 PROFILE_SECONDS = 1800
+FAILED = ("Stopped", "RollingBack", "RolledBack", "RollbackFailed")
 
 
 @dataclass
@@ -177,7 +178,7 @@ class Demo:
     def _active(self, traffic_class: str, digest: str) -> tuple[bool, str]:
         item = self.kube.get("expertlane", LANE)
         status: dict[str, Any] = (item or {}).get("status") or {}
-        if (status.get("rollout") or {}).get("state") == "Stopped":
+        if (status.get("rollout") or {}).get("state") in FAILED:
             raise DemoError(f"{LANE}: {describe(item, 'Progressing', 'Ready')}")
         active = status.get("active") or {}
         there = active.get("trafficClass") == traffic_class and active.get("digest") == digest

@@ -2,8 +2,8 @@
 
 It runs in the runner's image with the files of this folder and of `tests/jobs` mounted at /stub. In
 count mode it is the fake engine of the runner's tests; in serve mode it reports the mounted map as
-the hook would. /faults/mode (a ConfigMap, read at start) makes it misbehave: hook-error, crash,
-never-ready, wrong-digest.
+the hook would. /faults/mode (a ConfigMap, read at start) makes it misbehave with the map whose
+digest is in /faults/digest: hook-error, crash, never-ready, wrong-digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 HOOK = Path("/opt/expertmaps/hook")
 MAP = Path("/etc/expertmaps/rowmap.json")
-FAULT = Path("/faults/mode")
+FAULTS = Path("/faults")
 
 
 def hook_digest() -> str:
@@ -31,6 +31,16 @@ def hook_digest() -> str:
 
     digest: str = expertmaps_hook_env.hook_digest()
     return digest
+
+
+def planned_fault() -> str:
+    """How to misbehave with the mounted map; empty: not at all."""
+    if not (FAULTS / "mode").exists() or not MAP.exists():
+        return ""
+    digest = "sha256:" + hashlib.sha256(MAP.read_bytes()).hexdigest()
+    if (FAULTS / "digest").read_text(encoding="utf-8").strip() != digest:
+        return ""
+    return (FAULTS / "mode").read_text(encoding="utf-8").strip()
 
 
 def status(fault: str) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def serve(port: int, answers: dict[str, bytes]) -> None:
 
 
 def main() -> None:
-    fault = FAULT.read_text(encoding="utf-8").strip() if FAULT.exists() else ""
+    fault = planned_fault()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if os.environ.get("EXPERTMAPS_MODE") == "count":
@@ -120,7 +130,7 @@ def main() -> None:
         if fault == "crash":
             sys.exit(3)
         serve(9477, {"/status": json.dumps(status(fault)).encode()})
-    if fault != "never-ready" or not MAP.exists():
+    if fault != "never-ready":
         serve(8000, {"/health": b"ok"})
     stop.wait()
 

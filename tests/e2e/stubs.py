@@ -145,10 +145,39 @@ def switch(kube: Kube, name: str) -> None:
     kube.kubectl("patch", "lane", LANE, "--type", "merge", "-p", patch)
 
 
+def edit(kube: Kube, **spec: Any) -> None:
+    """Patch other fields of the lane's spec."""
+    kube.kubectl("patch", "lane", LANE, "--type", "merge", "-p", json.dumps({"spec": spec}))
+
+
+def digest(kube: Kube, name: str) -> str:
+    """Digest of the accepted map of a class."""
+    item = kube.get("em", f"{LANE}.stub-{name}") or {}
+    return str(item["status"]["accepted"]["digest"])
+
+
+def break_map(kube: Kube, name: str, mode: str) -> None:
+    """From now on, pods that start with the map of a class misbehave."""
+    apply(kube, config_map("faults", {"mode": mode, "digest": digest(kube, name)}))
+
+
+def mend(kube: Kube) -> None:
+    """From now on, pods that start are good."""
+    kube.kubectl("delete", "configmap", "faults")
+
+
+def said(kube: Kube, kind: str) -> str:
+    """A condition of the lane as status/reason."""
+    found = condition(kube.get("lane", LANE), kind)
+    return f"{found.get('status')}/{found.get('reason')}"
+
+
 def state(kube: Kube, name: str = LANE) -> tuple[str, str, str]:
-    """(active class, Ready as status/reason, rollout state)."""
+    """(active class, Ready as status/reason, rollout state), once the spec was looked at."""
     item = kube.get("lane", name) or {}
     status = item.get("status") or {}
+    if status.get("observedGeneration") != (item.get("metadata") or {}).get("generation"):
+        return "", "the spec was not looked at yet", ""
     ready = condition(item, "Ready")
     return (
         (status.get("active") or {}).get("trafficClass", ""),

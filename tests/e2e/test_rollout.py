@@ -49,17 +49,86 @@ def test_a_lane_without_a_class_is_left_alone(lane: Kube) -> None:
     assert set(stubs.pods(lane).values()) == {""}
 
 
-def test_adoption_goes_pod_by_pod(lane: Kube) -> None:
+def test_a_failed_first_adoption_gives_the_own_template_back(lane: Kube) -> None:
+    before = stubs.pods(lane)
+    stubs.break_map(lane, "a", "crash")
     with fewest_ready(lane) as ready:
         stubs.switch(lane, "a")
+        stubs.until(lane, ("", "False/ServingUnhooked", "RolledBack"), 240)
+    assert min(ready) >= REPLICAS - 1
+    after = stubs.pods(lane)
+    assert set(after.values()) == {""} and len(before.keys() & after.keys()) == REPLICAS - 1
+    assert stubs.said(lane, "RolledBack") == "True/PodFailed"
+    assert stubs.said(lane, "Progressing") == "False/DigestHeld"
+    workload = lane.get("deployment", stubs.WORKLOAD) or {}
+    template = workload["spec"]["template"]
+    assert "annotations" not in template["metadata"]
+    assert {item["name"] for item in template["spec"]["volumes"]} == {"stub", "faults"}
+    (container,) = template["spec"]["containers"]
+    assert "env" not in container and len(container["volumeMounts"]) == 2
+    assert workload["metadata"]["labels"]["expertmaps.dev/lane"] == stubs.LANE
+    assert workload["spec"]["progressDeadlineSeconds"] == 600
+
+
+def test_adoption_goes_pod_by_pod_once_a_change_of_the_spec_ends_the_hold(lane: Kube) -> None:
+    stubs.mend(lane)
+    with fewest_ready(lane) as ready:
+        stubs.edit(lane, rollback={"holdDuration": "2h"})
         stubs.until(lane, ("stub-a", SERVING, "Verified"))
     assert min(ready) >= REPLICAS - 1
     assert len(set(stubs.pods(lane).values()) - {""}) == 1
+    assert stubs.said(lane, "RolledBack") == "False/NotRolledBack"
 
 
-def test_a_failing_pod_stops_the_rollout_and_says_why(lane: Kube) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("hook-error", "HookFailed"),
+        ("crash", "PodFailed"),
+        ("wrong-digest", "MapDigestMismatch"),
+        ("never-ready", "ProgressDeadlineExceeded"),
+    ],
+)
+def test_a_failing_pod_brings_the_last_map_back(lane: Kube, fault: str, reason: str) -> None:
     before = stubs.pods(lane)
-    stubs.apply(lane, stubs.config_map("faults", {"mode": "hook-error"}))
+    stubs.break_map(lane, "q", fault)
+    with fewest_ready(lane) as ready:
+        stubs.switch(lane, "q")
+        stubs.until(lane, ("stub-a", SERVING, "RolledBack"), 300)
+    assert min(ready) >= REPLICAS - 1
+    after = stubs.pods(lane)
+    assert set(after.values()) == {stubs.digest(lane, "a")}
+    assert len(before.keys() & after.keys()) == REPLICAS - 1, "one pod was taken, no more"
+    assert stubs.said(lane, "RolledBack") == f"True/{reason}"
+    assert stubs.said(lane, "Progressing") == "False/DigestHeld"
+    message = condition(lane.get("lane", stubs.LANE), "RolledBack")["message"]
+    assert stubs.digest(lane, "q") in message and stubs.digest(lane, "a") in message
+    assert f"pod {stubs.WORKLOAD}-" in message and "held until" in message
+    for event in ("RollingBack", "RolledBack"):
+        assert lane.kubectl("get", "events", "--field-selector", f"reason={event}", "-o", "name")
+    stubs.mend(lane)
+    stubs.switch(lane, "a")
+    stubs.until(lane, ("stub-a", SERVING, "RolledBack"))
+    assert stubs.pods(lane) == after, "the class that serves already moves no pod"
+
+
+def test_the_map_is_tried_again_when_the_hold_is_over(lane: Kube) -> None:
+    stubs.edit(lane, rollback={"holdDuration": "20s"})
+    stubs.break_map(lane, "q", "hook-error")
+    stubs.switch(lane, "q")
+    stubs.until(lane, ("stub-a", SERVING, "RolledBack"))
+    stubs.mend(lane)
+    stubs.until(lane, ("stub-q", SERVING, "Verified"))
+    states = [one["state"] for one in (lane.get("lane", stubs.LANE) or {})["status"]["history"]]
+    assert states[:2] == ["Verified", "RolledBack"]
+    stubs.switch(lane, "a")
+    stubs.until(lane, ("stub-a", SERVING, "Verified"))
+
+
+def test_without_rollback_a_failing_pod_stops_the_rollout(lane: Kube) -> None:
+    stubs.edit(lane, rollback={"enabled": False, "holdDuration": "1h"})
+    before = stubs.pods(lane)
+    stubs.break_map(lane, "q", "hook-error")
     with fewest_ready(lane) as ready:
         stubs.switch(lane, "q")
         stubs.until(lane, ("stub-a", "False/HookFailed", "Stopped"))
@@ -68,46 +137,45 @@ def test_a_failing_pod_stops_the_rollout_and_says_why(lane: Kube) -> None:
     assert len(before.keys() & after.keys()) == REPLICAS - 1, "one pod was taken, no more"
     item = lane.get("lane", stubs.LANE)
     assert "FingerprintMismatch" in condition(item, "Ready")["message"]
-    assert condition(item, "Progressing")["reason"] == "RolloutStopped"
-    assert condition(item, "Progressing")["status"] == "False"
+    assert stubs.said(lane, "Progressing") == "False/RolloutStopped"
     events = lane.kubectl("get", "events", "--field-selector", "reason=RolloutStopped")
     assert "HookFailed" in events
 
 
 def test_switching_back_leads_out_of_a_stopped_rollout(lane: Kube) -> None:
-    lane.kubectl("delete", "configmap", "faults")
+    stubs.mend(lane)
     stubs.switch(lane, "a")
     stubs.until(lane, ("stub-a", SERVING, "Verified"))
     assert len(set(stubs.pods(lane).values())) == 1
+    stubs.edit(lane, rollback={"enabled": True})
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("crash", "False/PodFailed"),
-        ("wrong-digest", "False/MapDigestMismatch"),
-        ("never-ready", "False/ProgressDeadlineExceeded"),
-    ],
-)
-def test_each_way_to_fail_has_its_reason(lane: Kube, fault: str, reason: str) -> None:
-    stubs.apply(lane, stubs.config_map("faults", {"mode": fault}))
-    stubs.switch(lane, "q")
-    stubs.until(lane, ("stub-a", reason, "Stopped"), 240)
-    item = lane.get("deployment", stubs.WORKLOAD) or {}
-    assert item["status"]["readyReplicas"] >= REPLICAS - 1
-    lane.kubectl("delete", "configmap", "faults")
+def kill_operator(kube: Kube) -> None:
+    """Without a word, as a lost node would."""
+    kube.kubectl(
+        "delete", "pod", "-l", "app.kubernetes.io/component=operator",
+        "--grace-period=0", "--force",
+    )  # fmt: skip
+
+
+def test_an_operator_killed_on_the_way_back_goes_on_where_it_was(lane: Kube) -> None:
+    stubs.break_map(lane, "q", "crash")
+    with fewest_ready(lane) as ready:
+        stubs.switch(lane, "q")
+        stubs.until(lane, ("stub-a", "False/RollingBack", "RollingBack"))
+        kill_operator(lane)
+        stubs.until(lane, ("stub-a", SERVING, "RolledBack"), 240)
+    assert min(ready) >= REPLICAS - 1
+    assert set(stubs.pods(lane).values()) == {stubs.digest(lane, "a")}
+    stubs.mend(lane)
     stubs.switch(lane, "a")
-    stubs.until(lane, ("stub-a", SERVING, "Verified"))
 
 
 def test_an_operator_killed_in_a_rollout_goes_on_where_it_was(lane: Kube) -> None:
     with fewest_ready(lane) as ready:
         stubs.switch(lane, "q")
         stubs.until(lane, ("stub-a", "False/Canary", "Canary"))
-        lane.kubectl(
-            "delete", "pod", "-l", "app.kubernetes.io/component=operator",
-            "--grace-period=0", "--force",
-        )  # fmt: skip
+        kill_operator(lane)
         stubs.until(lane, ("stub-q", SERVING, "Verified"), 240)
     assert min(ready) >= REPLICAS - 1
     item = lane.get("lane", stubs.LANE) or {}

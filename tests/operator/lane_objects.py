@@ -7,6 +7,7 @@ from typing import Any
 
 from expertmaps_operator.api.expertlane import ExpertLane
 from expertmaps_operator.api.expertmap import ExpertMap
+from expertmaps_operator.build.workload import lane_env
 from expertmaps_operator.snapshot import HookFiles, MapObject, PodReport, Settings
 from rowmap_jobs.formats import names, rowmap
 from rowmap_jobs.formats.base import sha256_digest
@@ -175,3 +176,23 @@ HOOK_ERROR = {
 
 def map_object(found: RowMap, digest: str) -> MapObject:
     return MapObject(names.map_configmap("lane-a", digest), digest, found, None)
+
+
+def release(template: dict[str, Any]) -> None:
+    """Take the lane's fields out of a template: nobody else owns them."""
+    (container,) = template["spec"]["containers"]
+    ours = ("env", "name"), ("volumeMounts", "mountPath")
+    owned = {*names_of_lane(), names.HOOK_MOUNT, names.MAP_MOUNT, names.RUN_DIR}
+    for key, merge_key in ours:
+        left = [item for item in container.pop(key, ()) if item[merge_key] not in owned]
+        container.update({key: left} if left else {})
+    volumes = [item for item in template["spec"].pop("volumes", ()) if item["name"] not in owned]
+    template["spec"].update({"volumes": volumes} if volumes else {})
+    annotations = template["metadata"].pop("annotations", {})
+    left = {key: value for key, value in annotations.items() if "expertmaps.dev/" not in key}
+    template["metadata"].update({"annotations": left} if left else {})
+
+
+def names_of_lane() -> set[str]:
+    """Names of the lane's variables and volumes."""
+    return {*lane_env("9477"), names.VOLUME_HOOK, names.VOLUME_MAP, names.VOLUME_RUN}

@@ -28,6 +28,7 @@ from tests.operator.lane_objects import (
     expert_map,
     lane,
     map_object,
+    release,
     report,
     sha,
 )
@@ -67,6 +68,7 @@ class World:
     bad: dict[tuple[str, int], str] = field(default_factory=dict)
     """(digest, number of the pod with it) to behaviour."""
     conflicts: tuple[str, ...] = ()
+    rollback: bool = True
 
     def __post_init__(self) -> None:
         self.now = NOW
@@ -74,8 +76,9 @@ class World:
         self.seen: dict[str, RowMap | None] = {}
         self.expert_maps: tuple[ExpertMap, ...] = ()
         self.reports: dict[str, PodReport] = {}
-        self.lane = lane()
+        self.lane = lane(rollback={"enabled": self.rollback})
         self.workload = deployment(self.replicas)
+        self.own_template = _copy(self.workload["spec"]["template"])
         self.maps = {found.digest for found in self.classes.values() if found is not None}
         self.config_maps: set[str] = set()
         self.jobs: list[dict[str, Any]] = []
@@ -204,14 +207,17 @@ class World:
         """Server-side apply of the lane's manager, as far as its fields go."""
         before = _copy(self.workload["spec"])
         spec = self.workload["spec"]
+        wanted = patch.get("spec") or {}
         for key in ("minReadySeconds", "progressDeadlineSeconds"):
-            if key in self.owned and key not in patch["spec"]:
+            if key in self.owned and key not in wanted:
                 spec.pop(key, None)
                 spec["progressDeadlineSeconds"] = spec.get("progressDeadlineSeconds", 600)
+        if "template" in self.owned and "template" not in wanted:
+            release(spec["template"])
         _merge(self.workload, patch)
         if spec.get("minReadySeconds") == 0:
             del spec["minReadySeconds"]
-        self.owned = dict(patch["spec"])
+        self.owned = dict(wanted)
         if spec != before:
             self.workload["metadata"]["generation"] += 1
 
@@ -345,6 +351,11 @@ class World:
     def condition(self, type: str) -> tuple[str, str]:
         status, reason, _ = self.said()[type]
         return status, reason
+
+    def not_ready(self) -> int:
+        """Pods that are missing or serve nothing."""
+        ready = sum(pod.ready_since is not None and pod.gone_in is None for pod in self.pods)
+        return int(self.workload["spec"]["replicas"]) - ready
 
     def unproven(self) -> int:
         """Pods that are missing, not ready, or ready without what they should run with."""

@@ -175,7 +175,7 @@ def test_a_lane_pod_that_fails_later_is_reported() -> None:
 
 
 def test_every_apply_holds_all_fields_of_the_lane() -> None:
-    world = World(replicas=3, bad={(PROSE.digest, 2): "hook"}).until("Verified")
+    world = World(replicas=3, bad={(PROSE.digest, 2): "hook"}, rollback=False).until("Verified")
     world.edit(activeTrafficClass="prose")
     world.until("Stopped")
     world.edit(activeTrafficClass="agent")
@@ -188,7 +188,9 @@ def test_every_apply_holds_all_fields_of_the_lane() -> None:
 
 
 def test_no_pod_follows_one_that_is_not_proved_while_the_operator_is_gone() -> None:
-    world = World(replicas=4, bad={(AGENT.digest, 2): "hook"}, boots=4).until("Rolling")
+    world = World(replicas=4, bad={(AGENT.digest, 2): "hook"}, boots=4, rollback=False).until(
+        "Rolling"
+    )
     while world.unproven() == 0:
         world.turn()
         world.tick()

@@ -90,6 +90,30 @@ def test_judgement(pod: PodView, standing: Standing, reason: str) -> None:
     assert "pod" in found.message and "\n" not in found.message
 
 
+BARE = {"map_digest": None, "hook_digest": None}
+BARE_CASES: list[tuple[PodView, Standing, str]] = [
+    (view(None, **BARE), Standing.GOOD, "ServingUnhooked"),
+    (view(None, **BARE, ready=False), Standing.WAITING, "PodsNotReady"),
+    (view(None, **BARE, terminating=True), Standing.WAITING, "PodsNotReady"),
+    (
+        view(None, **BARE, unschedulable="no", ready=False),
+        Standing.UNSCHEDULABLE,
+        "PodUnschedulable",
+    ),
+    (view(None, **BARE, failure="crash"), Standing.BAD, "PodFailed"),
+    (view(report(AGENT)), Standing.WAITING, "PodsNotReady"),
+    (view(UNREACHABLE), Standing.WAITING, "PodsNotReady"),
+]
+
+
+@pytest.mark.parametrize(("pod", "standing", "reason"), BARE_CASES)
+def test_judgement_of_a_pod_that_should_have_no_map(
+    pod: PodView, standing: Standing, reason: str
+) -> None:
+    found = judge(pod, None, None)
+    assert (found.standing, found.reason) == (standing, reason)
+
+
 def container(**state: Any) -> dict[str, Any]:
     return {"name": "vllm", "restartCount": 0, "ready": False, **state}
 

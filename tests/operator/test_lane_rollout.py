@@ -101,7 +101,9 @@ def test_idle_does_nothing() -> None:
 )
 @pytest.mark.parametrize("position", [1, 2])
 def test_a_failing_pod_stops_the_rollout(behaviour: str, reason: str, position: int) -> None:
-    world = World(replicas=3, bad={(AGENT.digest, position): behaviour}).until("Stopped")
+    world = World(replicas=3, bad={(AGENT.digest, position): behaviour}, rollback=False).until(
+        "Stopped"
+    )
     assert world.condition("Ready") == ("False", reason)
     assert world.condition("Progressing") == ("False", "RolloutStopped")
     assert world.condition("Verified") == ("False", reason)
@@ -114,12 +116,12 @@ def test_a_failing_pod_stops_the_rollout(behaviour: str, reason: str, position: 
 
 
 def test_a_hook_error_names_its_reason() -> None:
-    world = World(bad={(AGENT.digest, 1): "hook"}).until("Stopped")
+    world = World(bad={(AGENT.digest, 1): "hook"}, rollback=False).until("Stopped")
     assert "HookUnsupported: no such engine" in world.said()["Ready"][2]
 
 
 def test_a_pod_that_never_becomes_ready_stops_at_the_deadline() -> None:
-    world = World(bad={(AGENT.digest, 1): "stuck"})
+    world = World(bad={(AGENT.digest, 1): "stuck"}, rollback=False)
     world.edit(update={"progressDeadlineSeconds": 60, "minReadySeconds": 10})
     world.until("Stopped")
     assert world.condition("Ready") == ("False", "ProgressDeadlineExceeded")
@@ -162,7 +164,9 @@ def test_a_step_waits_for_pods_on_their_way_out() -> None:
 
 
 def test_the_same_map_is_not_tried_again_until_the_spec_changes() -> None:
-    world = World(replicas=2, bad={(AGENT.digest, 1): "hook"}).until("Stopped").run(5)
+    world = (
+        World(replicas=2, bad={(AGENT.digest, 1): "hook"}, rollback=False).until("Stopped").run(5)
+    )
     first = world.lane.status.rollout
     for pod in world.pods:
         pod.behaviour = "good"
@@ -174,7 +178,7 @@ def test_the_same_map_is_not_tried_again_until_the_spec_changes() -> None:
 
 
 def test_a_stopped_map_stays_held_after_another_one() -> None:
-    world = World(replicas=2, bad={(AGENT.digest, 1): "hook"}).until("Stopped")
+    world = World(replicas=2, bad={(AGENT.digest, 1): "hook"}, rollback=False).until("Stopped")
     other = row_map((1, 2))
     world.classes["agent"], world.maps = other, {*world.maps, other.digest}
     world.until("Verified")
@@ -184,7 +188,7 @@ def test_a_stopped_map_stays_held_after_another_one() -> None:
 
 
 def test_back_to_the_old_class_from_stopped() -> None:
-    world = World(replicas=3, bad={(PROSE.digest, 2): "hook"}).until("Verified")
+    world = World(replicas=3, bad={(PROSE.digest, 2): "hook"}, rollback=False).until("Verified")
     world.edit(activeTrafficClass="prose")
     world.until("Stopped")
     assert world.lane.status.active is not None

@@ -117,6 +117,35 @@ def test_the_gate_differs_and_nothing_else() -> None:
     assert closed["spec"]["template"] == opened["spec"]["template"] == released["spec"]["template"]
 
 
+def test_without_a_map_only_claim_and_gate_are_left() -> None:
+    bare = {
+        gate: workload_patch(lane(), deployment(), None, (), gate)
+        for gate in (Gate.CLOSED, Gate.RELEASED)
+    }
+    assert set(bare[Gate.CLOSED]["spec"]) == {"minReadySeconds", "progressDeadlineSeconds"}
+    assert "spec" not in bare[Gate.RELEASED]
+    assert bare[Gate.RELEASED]["metadata"]["labels"] == {names.LABEL_LANE: "lane-a"}
+    assert template_holds(deployment(), bare[Gate.RELEASED])
+    workload = adopted()
+    assert gate_holds(workload, bare[Gate.RELEASED])
+    assert not gate_holds(workload, bare[Gate.CLOSED])
+
+
+@pytest.mark.parametrize("left", ["annotations", "volumes", "env"])
+def test_a_template_with_anything_of_a_lane_is_not_released(left: str) -> None:
+    bare = workload_patch(lane(), deployment(), None, (), Gate.RELEASED)
+    template = adopted()["spec"]["template"]
+    workload = deployment()
+    own = workload["spec"]["template"]
+    if left == "annotations":
+        own["metadata"]["annotations"] = template["metadata"]["annotations"]
+    elif left == "volumes":
+        own["spec"]["volumes"] = template["spec"]["volumes"]
+    else:
+        own["spec"]["containers"][0]["env"] = template["spec"]["containers"][0]["env"]
+    assert not template_holds(workload, bare)
+
+
 def test_nothing_in_the_environment_differs_between_maps() -> None:
     other = IN_FORCE.model_copy(update={"digest": HOOK.digest})
     one, two = (

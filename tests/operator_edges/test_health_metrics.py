@@ -108,11 +108,15 @@ def test_runs_and_rollouts_count_once_when_they_end() -> None:
     metrics.moved(MAP, ended, {"run": {**ended["run"], "name": "s"}})
     labels = {"outcome": "Rejected", "reason": "TooFewTokens"}
     assert metrics.registry.get_sample_value("expertmaps_profile_runs_total", labels) == 2
-    stopped = {"rollout": {"id": "x", "state": "Stopped", "finishedAt": "t"}}
-    metrics.moved(LANE, {}, stopped)
-    metrics.moved(LANE, stopped, stopped)
     value = metrics.registry.get_sample_value
-    assert value("expertmaps_rollouts_total", {"result": "Stopped"}) == 1
+    back = {"rollout": {"id": "x", "state": "RollingBack"}}
+    for state in ("Stopped", "RolledBack", "RollbackFailed"):
+        ended = {"rollout": {"id": "x", "state": state, "finishedAt": "t"}}
+        metrics.moved(LANE, {}, back)
+        metrics.moved(LANE, back, ended)
+        metrics.moved(LANE, ended, ended)
+        assert value("expertmaps_rollouts_total", {"result": state}) == 1
+    assert value("expertmaps_rollouts_total", {"result": "RollingBack"}) is None
 
 
 @pytest.mark.parametrize("form", ["json", "text"])

@@ -81,7 +81,7 @@ def fill(api: FakeApi) -> None:
         api.put(f"{CORE}/pods/{owner}-pod", there)
     elsewhere = "/apis/batch/v1/namespaces/second/jobs/far"
     api.put(elsewhere, job("far", "profile", {names.LABEL_MAP: "x.y"}))
-    moving = {**lane("far"), "status": {"rollout": {"state": "Rolling"}}}
+    moving = {**lane("far"), "status": {"rollout": {"state": "RollingBack"}}}
     moving["metadata"]["namespace"] = "second"
     api.put("/apis/expertmaps.dev/v1alpha1/namespaces/second/expertlanes/far", moving)
 

@@ -114,6 +114,9 @@ FIELD_RULES: dict[tuple[str, str], Rules] = {
     ("ResidencySpec", "hotBytes"): [
         cel("self.matches('[1-9]')", "write more than 0 bytes, such as 180Gi")
     ],
+    ("RollbackSpec", "holdDuration"): [
+        cel("self.matches('[1-9]')", "write more than 0, such as 1h")
+    ],
     ("ExpertMapSpec", "laneRef"): _short_reference("ExpertLane"),
     ("ExpertMapSpec", "trafficClassRef"): _short_reference("TrafficClass"),
     ("AcceptanceSpec", "maxColdSharePercent"): [

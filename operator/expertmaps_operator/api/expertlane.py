@@ -9,6 +9,7 @@ from pydantic import Field
 from rowmap_jobs.formats.s3 import NAME_PATTERN
 
 from .meta import (
+    DURATION_PATTERN,
     QUANTITY_PATTERN,
     Conditions,
     Digest,
@@ -79,13 +80,30 @@ class UpdateSpec(SpecModel):
         default=1800,
         ge=1,
         le=86400,
-        description="How long a pod may take to become ready with its map; then the rollout stops.",
+        description="How long a pod may take to become ready with its map; then the rollout has "
+        "failed.",
     )
     min_ready_seconds: int = Field(
         default=10,
         ge=0,
         le=86400,
         description="How long each pod is ready before the next one goes.",
+    )
+
+
+class RollbackSpec(SpecModel):
+    """What a failed rollout leads to."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Go back to the last verified map (or, before there is one, to the workload's "
+        "own template) when a pod fails with a new map; false: the rollout stops where it is.",
+    )
+    hold_duration: Annotated[str, Field(pattern=DURATION_PATTERN, min_length=2, max_length=32)] = (
+        Field(
+            default="1h",
+            description="How long the map of a rollout that was rolled back is not tried again.",
+        )
     )
 
 
@@ -110,6 +128,9 @@ class ExpertLaneSpec(SpecModel):
     store: Store = Field(description="Where censuses, maps and reports are kept.")
     hook: HookSpec = Field(default_factory=HookSpec, description="The hook in the model server.")
     update: UpdateSpec = Field(default_factory=UpdateSpec, description="How a rollout proceeds.")
+    rollback: RollbackSpec = Field(
+        default_factory=RollbackSpec, description="What a failed rollout leads to."
+    )
     paused: bool = Field(
         default=False, description="Freeze the lane in place: nothing of it is changed."
     )
@@ -131,7 +152,10 @@ class Rollout(StatusModel):
         default=None, alias="from", description="The last verified map; absent: un-hooked."
     )
     to: MapInForce = Field(description="Where the lane is going.")
-    state: str = Field(description="Canary, Rolling, Verified, Stopped or Superseded.")
+    state: str = Field(
+        description="Canary, Rolling, Verified, Stopped, RollingBack, RolledBack, RollbackFailed "
+        "or Superseded."
+    )
     started_at: str = Field(
         description="When it started.", json_schema_extra={"format": "date-time"}
     )
@@ -145,9 +169,15 @@ class Rollout(StatusModel):
     template_hash: str = Field(
         default="", description="Hash of the user's own template when the rollout started."
     )
-    good_pods: int = Field(default=0, description="Pods that report the digest and are ready.")
+    good_pods: int = Field(
+        default=0,
+        description="Pods that are ready and report the digest (of the map to go back to, while "
+        "rolling back).",
+    )
     applied: bool = Field(
-        default=False, description="Whether the workload was seen with the rollout's template."
+        default=False,
+        description="Whether the workload was seen with the template of the rollout (or of the "
+        "way back, while rolling back).",
     )
     generation: int = Field(
         default=0, description="Generation of the lane's spec when the state was entered."
@@ -155,8 +185,8 @@ class Rollout(StatusModel):
     finished_at: str | None = Field(
         default=None, description="When it ended.", json_schema_extra={"format": "date-time"}
     )
-    reason: str | None = Field(default=None, description="Why it ended, in one word.")
-    message: str | None = Field(default=None, description="Why it ended, in a sentence.")
+    reason: str | None = Field(default=None, description="Why it failed, in one word.")
+    message: str | None = Field(default=None, description="Why it failed, in a sentence.")
 
 
 class LaneGeometry(StatusModel):
@@ -178,7 +208,8 @@ class ExpertLaneStatus(StatusModel):
         default=None, description="The map in force; changes only when all desired pods report it."
     )
     last_known_good: MapInForce | None = Field(
-        default=None, description="The map of the last verified rollout."
+        default=None,
+        description="The map of the last rollout or rollback whose pods were all good.",
     )
     rollout: Rollout | None = Field(default=None, description="The newest rollout.")
     history: list[Rollout] = Field(

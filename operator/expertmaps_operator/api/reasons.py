@@ -15,6 +15,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     VERIFIED = "Verified"
     HASH_HIT = "HashHit"
+    ROLLED_BACK = "RolledBack"
     PAUSED = "Paused"
 
 
@@ -70,6 +71,10 @@ class Reason(StrEnum):
     ROLLING = "Rolling"
     ROLLOUT_COMPLETE = "RolloutComplete"
     ROLLOUT_STOPPED = "RolloutStopped"
+    ROLLING_BACK = "RollingBack"
+    ROLLED_BACK = "RolledBack"
+    ROLLBACK_FAILED = "RollbackFailed"
+    NOT_ROLLED_BACK = "NotRolledBack"
     USER_CHANGE = "UserChange"
     SUPERSEDED = "Superseded"
     TEMPLATE_REVERTED = "TemplateReverted"
@@ -108,4 +113,7 @@ class RolloutState(StrEnum):
     ROLLING = "Rolling"
     VERIFIED = "Verified"
     STOPPED = "Stopped"
+    ROLLING_BACK = "RollingBack"
+    ROLLED_BACK = "RolledBack"
+    ROLLBACK_FAILED = "RollbackFailed"
     SUPERSEDED = "Superseded"

@@ -48,17 +48,23 @@ def own_python_path(holder: Manifest) -> bool:
 def workload_patch(
     lane: ExpertLane,
     workload: Manifest,
-    in_force: MapInForce,
+    in_force: MapInForce | None,
     items: Sequence[Mapping[str, str]],
     gate: Gate,
     status_port: str | None = None,
 ) -> Manifest:
-    """All fields of the lane on its workload, for a map, a hook (its files: `items`) and a gate."""
+    """All fields of the lane on its workload, for a map, a hook (its files: `items`) and a gate.
+
+    Without a map the template is the user's own again; the claim of the workload stays.
+    """
     holder = fields.container(workload, lane.spec.container_name) or {}
     env = lane_env(status_port or str(lane.spec.hook.status_port))
     if own_python_path(holder):
         del env[PYTHONPATH]
-    return {
+    spec: dict[str, Any] = dict(_gate_fields(lane, gate))
+    if in_force is not None:
+        spec["template"] = _template(lane, env, in_force, items)
+    patch = {
         "apiVersion": lane.spec.workload_ref.api_version,
         "kind": lane.spec.workload_ref.kind,
         "metadata": {
@@ -66,11 +72,8 @@ def workload_patch(
             "namespace": lane.metadata.namespace,
             "labels": {names.LABEL_LANE: lane.metadata.name},
         },
-        "spec": {
-            **_gate_fields(lane, gate),
-            "template": _template(lane, env, in_force, items),
-        },
     }
+    return {**patch, "spec": spec} if spec else patch
 
 
 def _gate_fields(lane: ExpertLane, gate: Gate) -> dict[str, int]:
@@ -145,15 +148,35 @@ def closing_patch(lane: ExpertLane, workload: Manifest) -> Manifest | None:
 
 
 def template_holds(workload: Manifest, patch: Manifest) -> bool:
-    """Whether the workload's pod template has the patch's fields already."""
-    return fields.holds(fields.pod_template(workload), patch["spec"]["template"])
+    """Whether the workload's pod template has the patch's fields already (and, for a patch without
+    a template, no others of the lane).
+    """
+    wanted = (patch.get("spec") or {}).get("template")
+    if wanted is None:
+        return template_released(workload)
+    return fields.holds(fields.pod_template(workload), wanted)
+
+
+def template_released(workload: Manifest) -> bool:
+    """Whether nothing of a lane is in the pod template."""
+    template = fields.pod_template(workload)
+    volumes = (template.get("spec") or {}).get("volumes") or ()
+    return not (
+        any(key in fields.annotations_of(template) for key in _OUR_ANNOTATIONS)
+        or any(item.get("name") in _OUR_VOLUMES for item in volumes)
+        or any(
+            entry.get("name") in _OUR_ENV
+            for holder in fields.containers(workload)
+            for entry in holder.get("env") or ()
+        )
+    )
 
 
 def gate_holds(workload: Manifest, patch: Manifest) -> bool:
     """Whether label and gate are as in the patch (a patch without gate fields releases them)."""
     if not fields.holds(workload.get("metadata"), {"labels": patch["metadata"]["labels"]}):
         return False
-    gate = {key: value for key, value in patch["spec"].items() if key != "template"}
+    gate = {key: value for key, value in (patch.get("spec") or {}).items() if key != "template"}
     if not gate:
         return not fields.gate_in_use(workload)
     return fields.holds(workload.get("spec"), gate)

@@ -8,29 +8,21 @@ from datetime import datetime
 from rowmap_jobs.formats import names
 from rowmap_jobs.formats.rowmap import RowMap
 
-from ..api.expertlane import ExpertLaneStatus, MapInForce
+from ..api.expertlane import ExpertLaneStatus, MapInForce, Rollout
 from ..api.reasons import ConditionType, Reason, RolloutState
-from ..build.workload import Gate, gate_holds, template_holds
+from ..build.workload import Gate, template_holds
 from ..plan import Action, Event, Plan
 from ..snapshot import Invalid, LaneSnapshot
 from .conditions import condition, merge
 from .lane_facts import Facts, Step, facts_of
+from .lane_held import IDLE_SECONDS, REFUSED_SECONDS, held, held_step, kept
 from .lane_map import Absent, geometry_refusal, lane_geometry, wanted_map
-from .lane_rollout import (
-    POLL_SECONDS,
-    held,
-    hook_actions,
-    proceed,
-    spoken,
-    start,
-    stopped_message,
-)
+from .lane_rollback import proceed_back
+from .lane_rollout import proceed, start
 from .lane_status import lane_status
-from .lane_target import Refusal, Target, resolve
-from .workload_checks import BEFORE, DURING, Checked, first_refusal, presence
-
-REFUSED_SECONDS = 30.0
-IDLE_SECONDS = 60.0
+from .lane_step import POLL_SECONDS, spoken
+from .lane_target import Refusal, Target, resolve, way_back
+from .workload_checks import BEFORE, DURING, RELEASING, Checked, first_refusal, presence
 
 
 def decide(snapshot: LaneSnapshot, now: datetime) -> Plan:
@@ -81,6 +73,9 @@ def _invalid(lane: Invalid, now: datetime) -> Plan:
 def _step(facts: Facts) -> Step:
     if facts.lane.spec.paused:
         return _paused(facts)
+    rollout = facts.rollout
+    if rollout is not None and rollout.state == RolloutState.ROLLING_BACK:
+        return _back(facts, rollout)
     target = resolve(facts.snapshot, facts.lane)
     if isinstance(target, Refusal):
         return _refused(facts, target)
@@ -102,6 +97,27 @@ def _step(facts: Facts) -> Step:
     if refusal is not None:
         return _refused(facts, refusal)
     return _toward(facts, target, row_map, found)
+
+
+def _back(facts: Facts, rollout: Rollout) -> Step:
+    """Finish the way back before anything else, whatever the spec asks for by now."""
+    found = presence(
+        facts.lane, facts.snapshot.workload, facts.snapshot.dry_run_conflicts, facts.live
+    )
+    if isinstance(found, Refusal):
+        return _refused(facts, found)
+    to = way_back(facts.snapshot, facts.lane, rollout)
+    refusal = first_refusal(found, RELEASING if to is None else DURING)
+    if refusal is not None:
+        return _refused(facts, refusal)
+    if to is None:
+        return proceed_back(facts, rollout, None, None)
+    row_map = wanted_map(facts.snapshot, facts.lane, to.digest, facts.now)
+    if isinstance(row_map, Absent):
+        return _refused(facts, row_map.refusal, row_map.actions)
+    if isinstance(row_map, Refusal):
+        return _refused(facts, row_map)
+    return proceed_back(facts, rollout, to, row_map)
 
 
 def _with_geometry(facts: Facts, row_map: RowMap) -> Facts:
@@ -126,9 +142,9 @@ def _toward(facts: Facts, target: Target, row_map: RowMap, checked: Checked) -> 
     if moving is not None and _same(moving.to, in_force):
         refusal = first_refusal(checked, DURING)
         return _refused(facts, refusal) if refusal else proceed(facts, moving, row_map)
-    stopped = held(facts, in_force)
-    if stopped is not None:
-        return _held(facts, stopped.id)
+    failed = held(facts, in_force)
+    if failed is not None:
+        return held_step(facts, failed)
     reverted = _reverted(facts, in_force)
     if reverted is not None:
         return _refused(facts, reverted)
@@ -145,18 +161,25 @@ def _at(facts: Facts, in_force: MapInForce) -> bool:
     return template_holds(facts.workload, facts.patch(in_force, Gate.RELEASED))
 
 
+def _serving(facts: Facts) -> MapInForce | None:
+    """The map in force, when nothing else is under way or left half done."""
+    active, rollout = facts.status.active, facts.rollout
+    failed = rollout is not None and rollout.state == RolloutState.ROLLBACK_FAILED
+    if active is None or facts.moving is not None or failed or not _at(facts, active):
+        return None
+    return active
+
+
 def _settled(facts: Facts, target: MapInForce) -> bool:
     """Whether the target is in force and nothing else is under way."""
-    active = facts.status.active
-    if active is None or facts.moving is not None or not _same(active, target):
-        return False
-    return _at(facts, active)
+    active = _serving(facts)
+    return active is not None and _same(active, target)
 
 
 def _same_rows(facts: Facts, target: MapInForce, row_map: RowMap) -> Step | None:
     """A map with the same rows as the one in force needs no pod to restart."""
-    active = facts.status.active
-    if active is None or facts.moving is not None or not _at(facts, active):
+    active = _serving(facts)
+    if active is None:
         return None
     present = facts.snapshot.map_objects.get(active.digest)
     if present is None or present.row_map is None or active.hook_digest != target.hook_digest:
@@ -179,7 +202,7 @@ def _same_rows(facts: Facts, target: MapInForce, row_map: RowMap) -> Step | None
         status=facts.status.model_copy(update={"active": serving, "last_known_good": serving}),
         reason=Reason.IDLE,
         message=f"serves with {spoken(serving)}; the newest map has the same rows",
-        actions=_kept(facts, serving),
+        actions=kept(facts, serving),
         events=events,
         requeue_after=IDLE_SECONDS,
     )
@@ -197,38 +220,9 @@ def _idle(facts: Facts, target: Target, absent: Absent | None) -> Step:
         status=status,
         reason=absent.refusal.reason if absent else Reason.IDLE,
         message=absent.refusal.message if absent else message,
-        actions=(*_kept(facts, active), *(absent.actions if absent else ())),
+        actions=(*kept(facts, active), *(absent.actions if absent else ())),
         requeue_after=REFUSED_SECONDS if absent else IDLE_SECONDS,
     )
-
-
-def _kept(facts: Facts, active: MapInForce) -> tuple[Action, ...]:
-    """The hook's ConfigMap is there, the workload is claimed and the gate is given back."""
-    patch = facts.patch(active, Gate.RELEASED)
-    actions = hook_actions(facts, active.hook_digest)
-    if gate_holds(facts.workload, patch):
-        return actions
-    return (*actions, facts.apply(patch))
-
-
-def _held(facts: Facts, rollout_id: str) -> Step:
-    """A map whose rollout stopped is not tried again by itself."""
-    rollout = facts.rollout
-    if rollout is not None and rollout.id == rollout_id:
-        refusal = Refusal(rollout.reason or Reason.ROLLOUT_STOPPED, rollout.message or "")
-        return Step(
-            status=facts.status,
-            reason=Reason.ROLLOUT_STOPPED,
-            message=stopped_message(rollout),
-            refusal=refusal,
-            actions=facts.closing(),
-            requeue_after=REFUSED_SECONDS,
-        )
-    text = (
-        f"rollout {rollout_id} to this map stopped before (status.history); change the lane's "
-        "spec to try it again, or measure the class again"
-    )
-    return _refused(facts, Refusal(Reason.DIGEST_HELD, text))
 
 
 def _reverted(facts: Facts, target: MapInForce) -> Refusal | None:
@@ -236,7 +230,8 @@ def _reverted(facts: Facts, target: MapInForce) -> Refusal | None:
     that two writers never fight over the pods.
     """
     active, rollout = facts.status.active, facts.rollout
-    if active is None or rollout is None or rollout.state != RolloutState.VERIFIED:
+    ended = (RolloutState.VERIFIED, RolloutState.ROLLED_BACK)
+    if active is None or rollout is None or rollout.state not in ended:
         return None
     if active.digest != target.digest or rollout.generation != facts.lane.metadata.generation:
         return None
@@ -262,9 +257,7 @@ def _slot(facts: Facts) -> Refusal | None:
 
 def _refused(facts: Facts, refusal: Refusal, actions: tuple[Action, ...] = ()) -> Step:
     """Nothing moves. A rollout under way takes no further pod."""
-    rollout = facts.rollout
-    unfinished = rollout is not None and rollout.state != RolloutState.VERIFIED
-    closing = facts.closing() if refusal.writable and unfinished else ()
+    closing = facts.closing() if refusal.writable and facts.unfinished else ()
     return Step(
         status=facts.status,
         reason=refusal.reason,
@@ -278,18 +271,19 @@ def _refused(facts: Facts, refusal: Refusal, actions: tuple[Action, ...] = ()) -
 def _paused(facts: Facts) -> Step:
     """Freeze in place. An open gate is closed: open, it would let the rollout run on by itself."""
     rollout = facts.rollout
-    unfinished = rollout is not None and rollout.state != RolloutState.VERIFIED
     text = f"ExpertLane {facts.lane.metadata.name}: spec.paused is true; nothing is moved"
     refusal = None
     if rollout is not None and rollout.state == RolloutState.STOPPED:
         refusal = Refusal(rollout.reason or Reason.ROLLOUT_STOPPED, rollout.message or text)
-    elif unfinished or facts.status.active is None:
+    elif rollout is not None and rollout.state == RolloutState.ROLLBACK_FAILED:
+        refusal = Refusal(Reason.ROLLBACK_FAILED, rollout.message or text)
+    elif facts.unfinished or facts.status.active is None:
         refusal = Refusal(Reason.PAUSED, text)
     return Step(
         status=facts.status,
         reason=Reason.PAUSED,
         message=text,
         refusal=refusal,
-        actions=facts.closing() if unfinished else (),
+        actions=facts.closing() if facts.unfinished else (),
         requeue_after=IDLE_SECONDS,
     )

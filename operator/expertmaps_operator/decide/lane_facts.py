@@ -7,13 +7,29 @@ from datetime import datetime
 from functools import cached_property
 
 from ..api.expertlane import ExpertLane, ExpertLaneStatus, MapInForce, Rollout
+from ..api.reasons import RolloutState
 from ..build import workload_fields as fields
-from ..build.workload import Gate, closing_patch, template_hash, workload_patch
+from ..build.workload import (
+    Gate,
+    closing_patch,
+    template_hash,
+    template_holds,
+    workload_patch,
+)
 from ..plan import Action, ApplyWorkload, Event
 from ..snapshot import LaneSnapshot, Manifest
 from .conditions import timestamp
 from .lane_target import MOVING, Refusal, hook_items
 from .pods import PodView, newest_replica_set, views
+
+_UNFINISHED = (
+    RolloutState.CANARY,
+    RolloutState.ROLLING,
+    RolloutState.STOPPED,
+    RolloutState.ROLLING_BACK,
+    RolloutState.ROLLBACK_FAILED,
+)
+_BACK = (RolloutState.ROLLING_BACK, RolloutState.ROLLBACK_FAILED)
 
 
 @dataclass(frozen=True)
@@ -44,9 +60,16 @@ class Facts:
 
     @property
     def moving(self) -> Rollout | None:
-        """The rollout that is under way."""
+        """The rollout that is under way to its map."""
         found = self.rollout
         return found if found is not None and found.state in MOVING else None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the pods may not be what the map in force says: a rollout is under way or failed
+        without its way back.
+        """
+        return self.rollout is not None and self.rollout.state in _UNFINISHED
 
     @property
     def desired(self) -> int:
@@ -69,8 +92,10 @@ class Facts:
     def template_hash(self) -> str:
         return template_hash(self.workload)
 
-    def patch(self, in_force: MapInForce, gate: Gate) -> Manifest:
-        """The lane's fields for a map and a hook that can be mounted."""
+    def patch(self, in_force: MapInForce | None, gate: Gate) -> Manifest:
+        """The lane's fields for a map and a hook that can be mounted, or for none."""
+        if in_force is None:
+            return workload_patch(self.lane, self.workload, None, (), gate)
         items = hook_items(self.snapshot, self.lane, in_force.hook_digest)
         files = items if items is not None else self.snapshot.settings.hook.items
         return workload_patch(self.lane, self.workload, in_force, files, gate)
@@ -88,6 +113,9 @@ class Facts:
         if not (rollout.applied or fields.gate_in_use(self.workload)):
             return ()
         patch = closing_patch(self.lane, self.workload)
+        if patch is None and rollout.state in _BACK and rollout.from_ is None:
+            bare = self.patch(None, Gate.CLOSED)
+            patch = bare if template_holds(self.workload, bare) else None
         return () if patch is None else (self.apply(patch),)
 
 

@@ -7,6 +7,9 @@ from ..api.meta import Condition
 from ..api.reasons import ConditionType, Reason, RolloutState
 from .conditions import Status, condition, merge
 from .lane_facts import Facts, Step
+from .lane_held import rolled_back_message
+from .lane_step import spoken
+from .lane_target import MOVING
 from .pods import Judgement, PodView, Standing, judge
 
 Said = tuple[Status, str, str]
@@ -18,20 +21,21 @@ def lane_status(facts: Facts, step: Step) -> ExpertLaneStatus:
     status = step.status
     generation = facts.lane.metadata.generation
     previous = facts.status.conditions
+    effective = facts.lane.spec.active_traffic_class
+    if effective is None and status.active is not None:
+        effective = status.active.traffic_class
     said: dict[ConditionType, Said] = {
         ConditionType.READY: _ready(facts, step),
         ConditionType.PROGRESSING: _progressing(step),
         ConditionType.VERIFIED: _verified(facts, step),
         ConditionType.HASH_HIT: _hash_hit(facts, step),
+        ConditionType.ROLLED_BACK: _rolled_back(facts, step, effective),
         ConditionType.PAUSED: _paused(facts),
     }
     changed: list[Condition] = [
         condition(kind, value[0], value[1], value[2], generation, facts.now, previous)
         for kind, value in said.items()
     ]
-    effective = facts.lane.spec.active_traffic_class
-    if effective is None and status.active is not None:
-        effective = status.active.traffic_class
     return status.model_copy(
         update={
             "observed_generation": generation,
@@ -59,13 +63,24 @@ def _ready(facts: Facts, step: Step) -> Said:
         return "False", step.reason, step.message
     if step.refusal is not None:
         return "False", step.refusal.reason, step.refusal.message
-    if step.status.active is None:
+    active = step.status.active
+    if active is not None:
+        return _pods(facts, active)
+    if not _was_rolled_back(step):
         return "False", step.reason, step.message
-    return _pods(facts, step.status.active)
+    status, reason, message = _pods(facts, None)
+    if status != "True":
+        return status, reason, message
+    return "False", Reason.SERVING_UNHOOKED, f"all pods serve without a map; {step.message}"
 
 
-def _pods(facts: Facts, active: MapInForce) -> Said:
-    """Whether all desired pods are ready and report the map in force."""
+def _was_rolled_back(step: Step) -> bool:
+    rollout = step.status.rollout
+    return rollout is not None and rollout.state == RolloutState.ROLLED_BACK
+
+
+def _pods(facts: Facts, active: MapInForce | None) -> Said:
+    """Whether all desired pods are ready and report the map in force (or have none)."""
     if facts.desired == 0:
         return "False", Reason.SCALED_TO_ZERO, "the workload has no replicas"
     judged = _judged(facts, active)
@@ -77,12 +92,11 @@ def _pods(facts: Facts, active: MapInForce) -> Said:
     if len(judged) < facts.desired:
         text = f"{len(judged)} of {facts.desired} pods are there"
         return "False", Reason.PODS_NOT_READY, text
-    text = f"all pods serve with the map of {active.traffic_class} ({active.digest[:19]})"
-    return "True", Reason.LANE_SERVING, text
+    return "True", Reason.LANE_SERVING, f"all pods serve with {spoken(active)}"
 
 
-def _judged(facts: Facts, expected: MapInForce) -> list[Judgement]:
-    known = facts.snapshot.map_objects.get(expected.digest)
+def _judged(facts: Facts, expected: MapInForce | None) -> list[Judgement]:
+    known = facts.snapshot.map_objects.get(expected.digest) if expected is not None else None
     row_map = known.row_map if known is not None else None
     return [judge(pod, expected, row_map) for pod in facts.live]
 
@@ -93,7 +107,8 @@ def _verified(facts: Facts, step: Step) -> Said:
         unknown = step.reason in (Reason.STATUS_UNREACHABLE, Reason.STATUS_INVALID)
         return ("Unknown" if unknown else "False", step.reason, step.message)
     rollout = step.status.rollout
-    if rollout is not None and rollout.state == RolloutState.STOPPED and step.refusal is not None:
+    failed = (RolloutState.STOPPED, RolloutState.ROLLBACK_FAILED)
+    if rollout is not None and rollout.state in failed and step.refusal is not None:
         return "False", rollout.reason or Reason.ROLLOUT_STOPPED, rollout.message or ""
     active = step.status.active
     if active is None:
@@ -105,11 +120,25 @@ def _verified(facts: Facts, step: Step) -> Said:
     return ("False" if contradicted else "Unknown", reason, message)
 
 
+def _rolled_back(facts: Facts, step: Step, wanted: str | None) -> Said:
+    """Whether the map that is wanted was given up for the one before it."""
+    rollout = step.status.rollout
+    if rollout is not None and rollout.state == RolloutState.ROLLING_BACK:
+        text = f"rollout {rollout.id} failed ({rollout.reason}) and is on its way back"
+        return "False", Reason.ROLLING_BACK, text
+    if rollout is not None and rollout.state == RolloutState.ROLLBACK_FAILED:
+        return "False", Reason.ROLLBACK_FAILED, rollout.message or ""
+    if rollout is None or not _was_rolled_back(step) or rollout.to.traffic_class != wanted:
+        return "False", Reason.NOT_ROLLED_BACK, "no rollout to the wanted map was rolled back"
+    return "True", rollout.reason or Reason.ROLLED_BACK, rolled_back_message(facts, rollout)
+
+
 def _hash_hit(facts: Facts, step: Step) -> Said:
     """Whether the engines loaded their compile caches, by their own counters."""
     rollout = step.status.rollout
     expected = step.status.active
-    if rollout is not None and rollout.state != RolloutState.VERIFIED:
+    forth = (*MOVING, RolloutState.STOPPED)
+    if rollout is not None and rollout.state in forth:
         expected = rollout.to
     found = [pod for pod in facts.live if expected is not None and _reports(pod, expected)]
     hits = [(pod, _compile_hit(pod)) for pod in found]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rowmap_jobs.formats import names
 
-from ..api.expertlane import ExpertLane, MapInForce
+from ..api.expertlane import ExpertLane, MapInForce, Rollout
 from ..api.expertmap import ExpertMap
 from ..api.reasons import ConditionType, Reason, RolloutState
 from ..build.workload_fields import hook_items_in_template
@@ -15,6 +15,7 @@ from ..snapshot import LaneSnapshot
 from .conditions import find
 
 MOVING = (RolloutState.CANARY, RolloutState.ROLLING)
+"""States on the way to a rollout's map."""
 
 
 @dataclass(frozen=True)
@@ -140,4 +141,17 @@ def hook_items(
     name = names.hook_configmap(lane.metadata.name, digest)
     if name not in snapshot.hook_config_maps or snapshot.workload is None:
         return None
-    return hook_items_in_template(snapshot.workload, name)
+    # A former template still says which files a hook has that the present one does not mount.
+    templates = (snapshot.workload, *snapshot.replica_sets)
+    return next((items for one in templates if (items := hook_items_in_template(one, name))), None)
+
+
+def way_back(snapshot: LaneSnapshot, lane: ExpertLane, rollout: Rollout) -> MapInForce | None:
+    """Where a failed rollout goes back to: the last verified map, or (None) no map at all.
+
+    With the hook that the map was verified with, unless that one can no longer be mounted.
+    """
+    origin = rollout.from_
+    if origin is None or hook_items(snapshot, lane, origin.hook_digest) is not None:
+        return origin
+    return origin.model_copy(update={"hook_digest": snapshot.settings.hook.digest})

@@ -147,8 +147,8 @@ def _container_failure(status: Manifest) -> str | None:
     return None
 
 
-def judge(pod: PodView, expected: MapInForce, row_map: RowMap | None) -> Judgement:
-    """A pod against the map and the hook that it should run with."""
+def judge(pod: PodView, expected: MapInForce | None, row_map: RowMap | None) -> Judgement:
+    """A pod against the map and the hook that it should run with (None: without both)."""
     if pod.terminating:
         return _waiting(pod, "is being deleted")
     if pod.failure is not None:
@@ -156,6 +156,8 @@ def judge(pod: PodView, expected: MapInForce, row_map: RowMap | None) -> Judgeme
     if pod.unschedulable is not None:
         text = f"pod {pod.name} cannot be scheduled: {pod.unschedulable}"
         return Judgement(Standing.UNSCHEDULABLE, Reason.POD_UNSCHEDULABLE, text)
+    if expected is None:
+        return _unhooked(pod)
     if (pod.map_digest, pod.hook_digest) != (expected.digest, expected.hook_digest):
         return _waiting(pod, f"was made with map {pod.map_digest or 'none'}, not {expected.digest}")
     report = pod.report
@@ -172,6 +174,14 @@ def judge(pod: PodView, expected: MapInForce, row_map: RowMap | None) -> Judgeme
     if wrong is not None:
         return _bad(pod, *wrong)
     return Judgement(Standing.GOOD, Reason.ALL_PODS_REPORT_DIGEST, f"pod {pod.name} is good")
+
+
+def _unhooked(pod: PodView) -> Judgement:
+    if pod.map_digest is not None or pod.hook_digest is not None:
+        return _waiting(pod, f"was made with map {pod.map_digest or 'none'}, not without one")
+    if not pod.ready:
+        return _waiting(pod, "is not ready")
+    return Judgement(Standing.GOOD, Reason.SERVING_UNHOOKED, f"pod {pod.name} is good")
 
 
 def _waiting(pod: PodView, text: str) -> Judgement:

@@ -314,6 +314,16 @@ DURING: tuple[Check, ...] = (
 )
 """What has to hold as long as a rollout goes on."""
 
+RELEASING: tuple[Check, ...] = (
+    check_controller,
+    check_claim,
+    check_paused,
+    check_strategy,
+    check_gate_fields,
+    check_replicas,
+)
+"""What has to hold while the workload gets its own template back."""
+
 BEFORE: tuple[Check, ...] = (*DURING, check_serving)
 """What has to hold before one is started."""
 

@@ -18,7 +18,11 @@ from rowmap_jobs.formats.names import (
 from ..api.reasons import RolloutState
 from .kube import Manifest
 
-_MOVING = {RolloutState.CANARY.value, RolloutState.ROLLING.value}
+_MOVING = {
+    RolloutState.CANARY.value,
+    RolloutState.ROLLING.value,
+    RolloutState.ROLLING_BACK.value,
+}
 
 
 def name_of(manifest: Mapping[str, Any]) -> str:
@@ -86,7 +90,7 @@ def is_fetch_of(job: Mapping[str, Any], lane: str) -> bool:
 
 
 def is_moving(lane: Mapping[str, Any]) -> bool:
-    """Whether a lane's rollout is under way."""
+    """Whether a lane's rollout, or its way back, is under way."""
     rollout = (lane.get("status") or {}).get("rollout")
     return isinstance(rollout, dict) and rollout.get("state") in _MOVING
 
