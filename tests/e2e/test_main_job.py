@@ -54,6 +54,7 @@ def test_the_lane_says_what_holds(demo: Demo) -> None:
         "Progressing": ("False", "Idle"),
         "Verified": ("True", "AllPodsReportDigest"),
         "HashHit": ("True", "CompileCacheHit"),
+        "RolledBack": ("False", "NotRolledBack"),
         "Paused": ("False", "NotPaused"),
     }
     assert state["active"]["trafficClass"] == state["effectiveTrafficClass"] == "code"
