@@ -190,7 +190,7 @@ def _verified(facts: Facts, rollout: Rollout, events: tuple[Event, ...]) -> Step
     """All desired pods are good: the map is in force, and the gate is given back."""
     rollout = entered(facts, rollout, RolloutState.VERIFIED, finished_at=facts.stamp)
     to, origin = rollout.to, rollout.from_
-    text = f"rollout {rollout.id}: all {pods_spoken(facts.desired)} serve with {spoken(to)}"
+    text = f"rollout {rollout.id}: {facts.desired} of {facts.desired} pods serve with {spoken(to)}"
     done = [Event("Normal", Reason.ROLLOUT_COMPLETE, text)]
     if origin is None or origin.traffic_class != to.traffic_class:
         switched = f"from {origin.traffic_class if origin else 'no class'} to {to.traffic_class}"
