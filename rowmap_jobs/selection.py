@@ -115,15 +115,21 @@ def read(source: Source, since: datetime, tally: Tally) -> Iterator[TranscriptRe
             yield record
 
 
+MOST_BROKEN_LINES = 10_000
+"""After so many broken lines the rest of an object is not read: it holds something else."""
+
+
 def _records(source: Source, item: Listed, tally: Tally) -> Iterator[TranscriptRecord]:
     url = source.url(item.key)
-    number = 0
+    number, before = 0, tally.broken
     try:
         for number, line in enumerate(split(source.stream(item.key)), start=1):
             try:
                 record = parse_line(line, url, number, item.modified)
             except FormatError as error:
                 tally.spoil(str(error))
+                if tally.broken - before >= MOST_BROKEN_LINES:
+                    return
                 continue
             tally.readable += 1
             yield record

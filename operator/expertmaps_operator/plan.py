@@ -24,8 +24,9 @@ class ApplyWorkload:
     """Server-side apply of our fields to the workload (field manager `expertmaps.<lane>`).
 
     The whole set of fields that the manager owns is in `patch`: what it leaves out is released.
-    A conflict is never forced, but for gate fields that still hold their default
-    (`may_force_gate`): the executor forces only if every conflict is on such a field.
+    A conflict is never forced, but (`may_force_gate`) for gate fields that still hold their default
+    and for the annotations and volumes of the pod template that only a lane names: the executor
+    forces only if every conflict is on such a field.
     """
 
     name: str

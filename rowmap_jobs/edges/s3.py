@@ -182,14 +182,21 @@ def open_bucket(location: S3Location, base: Path, name: str) -> Bucket:
         request_checksum_calculation=mode,
         response_checksum_validation=mode,
     )
-    client = _session().client(
-        "s3",
-        region_name=location.region,
-        endpoint_url=location.endpoint_url,
-        verify=str(bundle) if bundle.is_file() else None,
-        config=config,
-        **keys,
-    )
+    try:
+        client = _session().client(
+            "s3",
+            region_name=location.region,
+            endpoint_url=location.endpoint_url,
+            verify=str(bundle) if bundle.is_file() else None,
+            config=config,
+            **keys,
+        )
+    except (ValueError, botocore.exceptions.BotoCoreError) as error:
+        raise RunError(
+            Reason.STORE_ERROR,
+            f"{name}: endpointURL {location.endpoint_url}, region {location.region}: found "
+            f"{type(error).__name__}, expected an address and a region that S3 clients accept",
+        ) from None
     return Bucket(client, location)
 
 
@@ -211,7 +218,7 @@ def _credentials(location: S3Location, folder: Path, name: str) -> dict[str, str
     for argument, key in zip(arguments, CREDENTIAL_KEYS, strict=True):
         path = folder / key
         if path.is_file():
-            out[argument] = path.read_text("utf-8").strip()
+            out[argument] = _key(path, f"{name}: key {key} of the Secret")
     secret = location.credentials_secret_ref
     needed = (out.get("aws_access_key_id"), out.get("aws_secret_access_key"))
     if all(needed):
@@ -225,6 +232,21 @@ def _credentials(location: S3Location, folder: Path, name: str) -> dict[str, str
         f"{name}: {of}: found no {' and no '.join(missing)}, "
         "expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     )
+
+
+def _key(path: Path, place: str) -> str:
+    """One key of a Secret; a header cannot carry spaces, line ends or other bytes than ASCII."""
+    try:
+        value = path.read_bytes().decode("ascii").strip()
+    except UnicodeDecodeError:
+        value = " "
+    if any(character <= " " or character == "\x7f" for character in value):
+        raise RunError(
+            Reason.INVALID_CREDENTIALS,
+            f"{place}: found bytes that no key has (a line end, a space, not ASCII), expected one "
+            "word; write the Secret again",
+        )
+    return value
 
 
 def _call(do: Callable[[], T], place: str) -> T:
@@ -273,6 +295,9 @@ def _raise(error: Exception, place: str) -> NoReturn:
     if isinstance(error, botocore.exceptions.ClientError):
         text = str(error.response.get("Error", {}).get("Message", "")) or f"HTTP {_status(error)}"
         found = f"{_code(error)} ({text})"
+    elif type(error) is botocore.exceptions.HTTPClientError:
+        # Its text repeats what was sent, headers included.
+        found = type(error).__name__
     else:
         found = str(error)
     _refuse(reason_of(error), place, found)

@@ -116,6 +116,29 @@ def test_a_named_secret_that_is_not_mounted(world: World) -> None:
     assert "Secret s3: found no AWS_ACCESS_KEY_ID and no AWS_SECRET_ACCESS_KEY" in error.message
 
 
+@pytest.mark.parametrize("key", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+@pytest.mark.parametrize("value", [b"part1\npart2", b"part1 part2", b"part1\xff", "pärt1".encode()])
+def test_a_key_that_no_header_carries_is_refused_and_never_shown(
+    world: World, key: str, value: bytes
+) -> None:
+    (world.folder / "creds" / "store" / key).write_bytes(value)
+    error = refused(lambda: opened(world))
+    assert (error.reason, error.final) == ("InvalidCredentials", True)
+    assert key in error.message and "part" not in error.message
+
+
+def test_the_text_of_a_failed_request_is_not_repeated(world: World) -> None:
+    cause = botocore.exceptions.HTTPClientError(error="Invalid header value b'TOKEN'")
+    error = refused(lambda: edge._raise(cause, "s3://b/"))
+    assert error.reason == "EndpointUnreachable" and "TOKEN" not in error.message
+
+
+@pytest.mark.parametrize("over", [{"region": "bad region/"}, {"endpointURL": "http://[1"}])
+def test_an_address_that_no_client_takes_is_named(world: World, over: dict[str, str]) -> None:
+    error = refused(lambda: opened(world, **over))
+    assert error.reason == "StoreError" and next(iter(over.values())) in error.message
+
+
 def test_half_a_secret_is_refused_by_the_missing_key(world: World) -> None:
     (world.folder / "creds" / "store" / "AWS_SECRET_ACCESS_KEY").unlink()
     for over in ({}, {"credentialsSecretRef": None}):

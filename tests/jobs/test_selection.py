@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rowmap_jobs import selection
 from rowmap_jobs.reasons import RunError
 from rowmap_jobs.selection import Picked, Tally, check_enough, pick, read, window_start
 from tests.jobs.world import NOW, chat, lines
@@ -69,6 +70,12 @@ def test_broken_lines_are_counted_and_the_first_is_kept() -> None:
     assert ids == ["r1", "r2"]
     assert (tally.broken, tally.readable, tally.other_objects) == (2, 2, 1)
     assert tally.first_break.startswith("s3://b/a.jsonl line 2: line 1 column 2: found ")
+
+
+def test_an_object_of_something_else_is_left_after_many_broken_lines() -> None:
+    bomb = gzip.compress(b"{}\n" * 200_000)
+    ids, tally = collect(Memory({"a.jsonl.gz": bomb, "b.jsonl": lines([chat(1)])}))
+    assert ids == ["r1"] and tally.broken == selection.MOST_BROKEN_LINES
 
 
 def test_a_cut_gzip_object_gives_what_it_has() -> None:

@@ -204,6 +204,31 @@ def test_a_users_deadline_is_never_forced_over(real: Kube, namespace: str) -> No
     assert deployment(real, namespace)["spec"]["progressDeadlineSeconds"] == 900
 
 
+def test_what_only_a_lane_names_is_taken_back_after_kubectl_rollout_undo(
+    real: Kube, place: str
+) -> None:
+    def mapped(digest: str) -> dict[str, Any]:
+        found = template()
+        found["template"]["metadata"] = {"annotations": {names.ANNOTATION_MAP_DIGEST: digest}}
+        volume = {"name": names.VOLUME_MAP, "configMap": {"name": digest, "optional": True}}
+        found["template"]["spec"]["volumes"] = [volume]
+        return found
+
+    act(real, look(real, place), apply(**mapped("one")))
+    undone = {"spec": mapped("other")}
+    real.request(
+        "PATCH",
+        DEPLOYMENT.path(place, SERVER),
+        {"fieldManager": "kubectl-rollout"},
+        undone,
+        "application/strategic-merge-patch+json",
+    )
+    act(real, look(real, place), apply(**mapped("two")))
+    found = deployment(real, place)["spec"]["template"]
+    assert found["metadata"]["annotations"][names.ANNOTATION_MAP_DIGEST] == "two"
+    assert [v["configMap"]["name"] for v in found["spec"]["volumes"]] == ["two"]
+
+
 def template(**container: Any) -> dict[str, Any]:
     return {"template": {"spec": {"containers": [{"name": "vllm", **container}]}}}
 

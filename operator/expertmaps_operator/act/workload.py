@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..build.workload_fields import only_ours
 from ..observe.kube import APPLY, ApiError, Cause, Kube, Manifest
 from ..observe.resources import DEPLOYMENT
 from ..plan import ApplyWorkload
@@ -59,10 +60,11 @@ def apply(kube: Kube, namespace: str, action: ApplyWorkload, uid: str) -> None:
         if error.status != 409 or not conflicts:
             raise
     spoken = tuple(_spoken(cause) for cause in conflicts)
-    if not action.may_force_gate or any(cause.field not in GATE_DEFAULTS for cause in conflicts):
+    foreign = tuple(cause for cause in conflicts if not only_ours(cause.field))
+    if not action.may_force_gate or any(cause.field not in GATE_DEFAULTS for cause in foreign):
         raise WorkloadConflictError(action.name, spoken)
     current = kube.get(DEPLOYMENT, namespace, action.name)
-    if current is None or not _hold_defaults(current, conflicts):
+    if current is None or not _hold_defaults(current, foreign):
         raise WorkloadConflictError(action.name, spoken)
     # Fenced by the version in which the defaults were seen: a value set since then is kept.
     fence = {"uid": uid, "resourceVersion": current["metadata"]["resourceVersion"]}

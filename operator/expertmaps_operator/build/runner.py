@@ -165,13 +165,19 @@ def s3_volumes(locations: Mapping[str, S3Location]) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = []
     for name, location in locations.items():
         if location.credentials_secret_ref is not None:
-            secret = {"secretName": location.credentials_secret_ref.name, "defaultMode": 0o444}
+            # Optional: where it is missing the runner says so at once; the kubelet would only wait.
+            secret = {
+                "secretName": location.credentials_secret_ref.name,
+                "defaultMode": 0o444,
+                "optional": True,
+            }
             volumes.append({"name": f"expertmaps-s3-{name}", "secret": secret})
         if location.ca_bundle_config_map_ref is not None:
             bundle = {
                 "name": location.ca_bundle_config_map_ref.name,
                 "defaultMode": 0o444,
                 "items": [{"key": "ca.crt", "path": "ca.crt"}],
+                "optional": True,
             }
             volumes.append({"name": f"expertmaps-s3-{name}-ca", "configMap": bundle})
     return volumes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,3 +108,17 @@ def _field_holds(actual: Manifest, key: str, wanted: Any) -> bool:
         return holds(actual.get(key, 0) if wanted == 0 else actual.get(key), wanted)
     present = {item.get(merge_key): item for item in actual.get(key) or ()}
     return all(holds(present.get(item[merge_key]), item) for item in wanted)
+
+
+_OURS = re.compile(
+    r"""^\.spec\.template\.(metadata\.annotations\.expertmaps\.dev/|spec\.volumes\[name="expertmaps-)"""
+)
+
+
+def only_ours(field: str) -> bool:
+    """Whether a field of the pod template differs from map to map and only a lane names it.
+
+    `kubectl rollout undo` writes such fields as its own; taking them back overrides nobody.
+    The label that claims a workload is none of them: there another lane may stand.
+    """
+    return _OURS.match(field) is not None

@@ -33,6 +33,10 @@ class Due:
     """Asked for by a person: failures before it do not count against it."""
 
 
+_NEVER_AGAIN = frozenset({"TooManyHotRows", "NoExperts", "GeometryMismatch", "InvalidRunSpec"})
+"""Failures that only a changed spec or model can cure; another try would boot an engine in vain."""
+
+
 def next_run(map_: ExpertMap, now: datetime) -> Due | None:
     """The run that comes next when none goes on; None when nothing asks for one."""
     run = map_.status.run
@@ -60,6 +64,8 @@ def _asked(map_: ExpertMap, now: datetime) -> Due | None:
 
 def _retry(map_: ExpertMap, run: ProfileRun | None) -> Due | None:
     if run is None or run.finished_at is None or run.outcome != "Failed":
+        return None
+    if run.reason in _NEVER_AGAIN:
         return None
     attempts = map_.status.failed_attempts
     if not 1 <= attempts <= len(BACKOFF):

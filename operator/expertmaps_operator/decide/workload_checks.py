@@ -261,28 +261,31 @@ def _check_plugins(c: Checked) -> Refusal | None:
     )
 
 
+def _foreign(c: Checked) -> list[str]:
+    """Conflicts but those on fields that only a lane names (after `kubectl rollout undo`)."""
+    return [item for item in c.conflicts if not fields.only_ours(_field(item))]
+
+
 def _check_env_conflicts(c: Checked) -> Refusal | None:
-    clash = next((item for item in c.conflicts if ".env[" in _field(item)), None)
+    clash = next((item for item in _foreign(c) if ".env[" in _field(item)), None)
     if clash is None:
         return None
     return Refusal(
         Reason.ENV_CONFLICT,
         f"{c.where}: {_field(clash)}: found a value set by {_manager(clash)}, expected none; take "
         "the variable out of the manifest: the lane sets it",
-        writable=False,
     )
 
 
 def check_conflicts(c: Checked) -> Refusal | None:
     """Nobody else holds another field that the lane has to write."""
-    clash = next((item for item in c.conflicts if _field(item) not in _GATE_FIELDS), None)
+    clash = next((item for item in _foreign(c) if _field(item) not in _GATE_FIELDS), None)
     if clash is None:
         return None
     return Refusal(
         Reason.FIELD_CONFLICT,
         f"{c.where}: {_field(clash)}: found {_manager(clash)} there, expected that nobody else "
         "sets what the lane needs; take the field out of the manifest",
-        writable=False,
     )
 
 

@@ -238,12 +238,7 @@ class Observer:
         return facts.controlled_by(lists.of(POD, namespace, LABEL_ROLE), uids)
 
     def _ours(self, lists: _Lists, namespace: str, lane: str, role: str) -> list[Manifest]:
-        return [
-            item
-            for item in lists.of(CONFIG_MAP, namespace)
-            if facts.labels_of(item).get(LABEL_LANE) == lane
-            and facts.labels_of(item).get(LABEL_ROLE) == role
-        ]
+        return lists.of(CONFIG_MAP, namespace, f"{LABEL_LANE}={lane},{LABEL_ROLE}={role}")
 
     def _map_objects(self, lists: _Lists, namespace: str, lane: str) -> dict[str, MapObject]:
         return self._maps.by_digest(lane, self._ours(lists, namespace, lane, ROLE_MAP))
