@@ -13,7 +13,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -26,6 +25,8 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes import client, config
+
+from tests.ports import free_ports
 
 TOKEN = (
     "expertmaps-tests"  # of a server that only this machine reaches and that ends with the tests
@@ -64,18 +65,6 @@ def wait_for(what: str, check: Callable[[], bool], seconds: float, pause: float 
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:g} s")
         time.sleep(pause)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _end_with_parent() -> None:

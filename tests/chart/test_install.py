@@ -17,9 +17,10 @@ import yaml
 from kubernetes import client
 
 from expertmaps_operator.act.permissions import PERMISSIONS, Permission
-from tests.api.apiserver import ApiServer, free_ports, wait_for
+from tests.api.apiserver import ApiServer, wait_for
 from tests.api.objects import Objects, minimal
 from tests.chart.helm import CHART, ROOT, helm
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.api
 

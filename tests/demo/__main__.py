@@ -28,7 +28,7 @@ def local_cluster() -> None:
         raise DemoError("make demo: found a normal user, expected root on a machine of its own")
     steps = {
         "install": "Debian packages",
-        "build": "Kubernetes from source (about 12 minutes the first time)",
+        "build": "Kubernetes from source (a quarter of an hour or more the first time)",
         "vllm": "vLLM for CPUs",
         "up": "one-node Kubernetes",
         "images": "images of this repository",

@@ -26,7 +26,7 @@ for item in client.list_objects_v2(Bucket="models")["Contents"]:
 def manifests(kube: Kube, settings: Settings) -> dict[str, Any]:
     """A List of the lane's objects."""
     if settings.local:
-        return _printed(settings, *local_folders(), _venv())
+        return _printed(settings, *local_folders(), host_venv())
     listed = _printed(settings, "/unused", "/unused", settings.lane_venv or "/unused")
     deployment = listed["items"][0]
     _make_portable(deployment["spec"]["template"]["spec"], settings)
@@ -58,7 +58,8 @@ def local_folders() -> tuple[str, str]:
     return str(model), str(cache)
 
 
-def _venv() -> str:
+def host_venv() -> str:
+    """The vLLM environment of the local cluster's node."""
     paths = subprocess.run(
         [str(CLUSTER_TOOL), "vllm-paths"], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -18,7 +18,8 @@ import yaml
 
 from tests.demo.job import Demo
 from tests.demo.kube import Kube, cluster_environment
-from tests.demo.settings import CLUSTER_TOOL, LOCAL_IMAGE, ROOT, WORKLOAD, Settings
+from tests.demo.lanes import host_venv
+from tests.demo.settings import LOCAL_IMAGE, ROOT, WORKLOAD, Settings
 
 NAMESPACE = "expertmaps-e2e"
 CLUSTER_KINDS = ("namespaces", "crd", "clusterroles", "clusterrolebindings", "storageclasses")
@@ -88,16 +89,13 @@ def before(kube: Kube, administrator: None) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def demo(kube: Kube, before: dict[str, Any]) -> Demo:
     """The main job, run once: adopted `code`, switched to `prose` and back."""
-    venv = subprocess.run(
-        [str(CLUSTER_TOOL), "vllm-paths"], capture_output=True, text=True, check=True
-    ).stdout.split()[0]
     settings = Settings(
         local=False,
         namespace=NAMESPACE,
         image=LOCAL_IMAGE,
         tag="dev",
         lane_image=f"{LOCAL_IMAGE}-vllm-base:dev",
-        lane_venv=venv,
+        lane_venv=host_venv(),
     )
     done = Demo(settings, kube, kube.say)
     done.run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,20 +15,10 @@ import boto3
 import botocore.config
 import botocore.exceptions
 
+from tests.ports import free_ports
+
 KEYS = {"admin": ("AKADMIN", "secret-admin"), "rw": ("AKRW", "secret-rw"), "ro": ("AKRO", "ro")}
 ACTIONS = {"admin": ["Admin"], "rw": ["Read", "Write", "List"], "ro": ["Read", "List"]}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listened on just now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @dataclass

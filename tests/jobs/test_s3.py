@@ -17,8 +17,8 @@ from rowmap_jobs.formats.base import sha256_digest
 from rowmap_jobs.formats.s3 import S3Location
 from rowmap_jobs.reasons import RunError
 from tests.formats.samples import row_map
-from tests.jobs.s3_server import free_ports
 from tests.jobs.world import World
+from tests.ports import free_ports
 
 
 @pytest.fixture(autouse=True)

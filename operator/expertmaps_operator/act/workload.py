@@ -6,16 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..build.workload_fields import only_ours
+from ..build.workload_fields import GATE_DEFAULTS, only_ours
 from ..observe.kube import APPLY, ApiError, Cause, Kube, Manifest
 from ..observe.resources import DEPLOYMENT
 from ..plan import ApplyWorkload
-
-GATE_DEFAULTS: dict[str, tuple[str, int]] = {
-    ".spec.minReadySeconds": ("minReadySeconds", 0),
-    ".spec.progressDeadlineSeconds": ("progressDeadlineSeconds", 600),
-}
-"""Gate fields, and what the API server fills in for whoever made the object without naming them."""
 
 _CONFLICT = "FieldManagerConflict"
 _MANAGER = re.compile(r'^conflict with "([^"]*)"')

@@ -16,6 +16,12 @@ GATE_DEADLINE = 864001
 """Must exceed minReadySeconds; on the workload it also tells that the gate is in use."""
 DEFAULT_DEADLINE = 600
 """What the API server fills in where nobody set progressDeadlineSeconds."""
+GATE_DEFAULTS: Mapping[str, tuple[str, int]] = {
+    ".spec.minReadySeconds": ("minReadySeconds", 0),
+    ".spec.progressDeadlineSeconds": ("progressDeadlineSeconds", DEFAULT_DEADLINE),
+}
+"""Gate fields by their path in a conflict: the name in the spec and what the API server fills in
+for whoever made the object without naming them."""
 
 
 def pod_template(workload: Manifest) -> Manifest:

@@ -19,11 +19,6 @@ HOOK_PLUGIN = "expertmaps"
 PYTHONPATH = "PYTHONPATH"
 VLLM_PLUGINS = "VLLM_PLUGINS"
 
-_GATE_FIELDS = {
-    ".spec.minReadySeconds": ("minReadySeconds", 0),
-    ".spec.progressDeadlineSeconds": ("progressDeadlineSeconds", fields.DEFAULT_DEADLINE),
-}
-
 
 @dataclass(frozen=True)
 class Checked:
@@ -183,7 +178,7 @@ def _resolved(value: int | str, count: int, up: bool) -> int:
 def check_gate_fields(c: Checked) -> Refusal | None:
     """Nobody else has a value of their own in the fields that hold a rollout at one pod."""
     for conflict in c.conflicts:
-        field, default = _GATE_FIELDS.get(_field(conflict), (None, 0))
+        field, default = fields.GATE_DEFAULTS.get(_field(conflict), (None, 0))
         if field is None or c.spec.get(field, default) == default:
             continue
         return Refusal(
@@ -279,7 +274,7 @@ def _check_env_conflicts(c: Checked) -> Refusal | None:
 
 def check_conflicts(c: Checked) -> Refusal | None:
     """Nobody else holds another field that the lane has to write."""
-    clash = next((item for item in _foreign(c) if _field(item) not in _GATE_FIELDS), None)
+    clash = next((item for item in _foreign(c) if _field(item) not in fields.GATE_DEFAULTS), None)
     if clash is None:
         return None
     return Refusal(
