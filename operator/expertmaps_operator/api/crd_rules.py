@@ -141,8 +141,8 @@ FIELD_RULES: dict[tuple[str, str], Rules] = {
             "write the time zone in spec.timeZone, not in the schedule",
         ),
         cel(
-            r"self.contains('TZ') || self.matches(r'^(@(yearly|annually|monthly|weekly|daily|midnight|hourly)|"
-            r"[^ ]+( +[^ ]+){4})$')",
+            r"self.contains('TZ') || self.matches(r'^(@(yearly|annually|monthly|weekly|daily|"
+            r"midnight|hourly)|[^ ]+( +[^ ]+){4})$')",
             "write five fields (minute, hour, day of month, month, day of week) such as "
             "'0 3 * * 1', or @daily",
         ),

@@ -108,6 +108,7 @@ class Reason(StrEnum):
     PROFILE_STARTED = "ProfileStarted"
     MAP_REJECTED = "MapRejected"
     TRAFFIC_CLASS_SWITCHED = "TrafficClassSwitched"
+    TEMPLATE_RESTORED = "TemplateRestored"
 
 
 class RolloutState(StrEnum):

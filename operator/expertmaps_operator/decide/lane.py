@@ -13,6 +13,7 @@ from ..api.reasons import ConditionType, Reason, RolloutState
 from ..build.workload import Gate, template_holds
 from ..plan import Action, Event, Plan
 from ..snapshot import Invalid, LaneSnapshot
+from .collect import lane_garbage
 from .conditions import condition, merge
 from .lane_facts import Facts, Step, facts_of
 from .lane_held import IDLE_SECONDS, REFUSED_SECONDS, held, held_step, kept
@@ -40,7 +41,7 @@ def decide(snapshot: LaneSnapshot, now: datetime) -> Plan:
     step = _step(facts)
     return Plan(
         status=lane_status(facts, step).to_wire(),
-        actions=step.actions,
+        actions=(*step.actions, *lane_garbage(snapshot, lane, step.status)),
         events=step.events,
         requeue_after=step.requeue_after,
     )
