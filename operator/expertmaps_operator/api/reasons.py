@@ -67,6 +67,7 @@ class Reason(StrEnum):
     MAP_UNAVAILABLE = "MapUnavailable"
     GEOMETRY_MISMATCH = "GeometryMismatch"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
+    FINGERPRINT_MISMATCH = "FingerprintMismatch"
     FETCHING_MAP = "FetchingMap"
 
     # ExpertLane: a rollout and its result.
