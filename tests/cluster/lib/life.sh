@@ -224,7 +224,7 @@ cmd_up() {
   write_certificates 2>"$STATE/log/openssl.log" || die "no certificates: $(tail -n 3 "$STATE/log/openssl.log")"
   start_network
   start_cgroups
-  setsid "$HERE/cluster" __supervise "$STATE/" >>"$STATE/log/supervisor.log" 2>&1 </dev/null 8>&- &
+  setsid "$HERE/cluster" __supervise "$STATE/" >>"$STATE/log/supervisor.log" 2>&1 </dev/null 7>&- 8>&- &
   await 20 "containerd does not answer" containerd ctr version
   import_image pause
   import_image coredns
