@@ -34,7 +34,11 @@ def checked(counts: npt.NDArray[Any], source: str = "counts") -> Counts:
         raise FormatError(source, "array", found, "integers or floats [layers, experts]")
     if kind == "u" and counts.size and int(counts.max()) > np.iinfo(np.int64).max:
         raise FormatError(source, "array", int(counts.max()), "at most 2^63 - 1")
-    wide = counts.astype(np.float64 if kind == "f" else np.int64, copy=False)
+    wide: Counts
+    if kind == "f":
+        wide = counts.astype(np.float64, copy=False)
+    else:
+        wide = counts.astype(np.int64, copy=False)
     if wide.size:
         # NaN makes both extremes NaN, and no comparison with it holds.
         low, high = wide.min(), wide.max()
