@@ -32,7 +32,7 @@ ADVICE = {
 
 def render(report: Report) -> str:
     """The whole page; every string of the report is escaped."""
-    title = f"{report.lane}.{report.traffic_class}: {report.verdict}"
+    title = f"{report.lane or 'map'}.{report.traffic_class}: {report.verdict}"
     body = "".join(
         [
             _head(report),
@@ -52,11 +52,12 @@ def render(report: Report) -> str:
 
 def _head(report: Report) -> str:
     decision = "accepted" if report.accepted else f"rejected: {report.reason}"
+    lane = report.lane or "none"
     css = "yes" if report.accepted else "no"
     advice = "" if not report.accepted and report.verdict == "ready" else ADVICE[report.verdict]
     return (
         f'<p class="word {css}">{escape(report.verdict)}</p>'
-        f"<h1>Expert map of class {escape(report.traffic_class)} on lane {escape(report.lane)}: "
+        f"<h1>Expert map of class {escape(report.traffic_class)} on lane {escape(lane)}: "
         f'<span class="{css}">{escape(decision)}</span></h1>'
         f"<p>{escape(report.message)}</p><p><strong>{escape(advice)}</strong></p>"
     )
@@ -152,7 +153,7 @@ def _counted(report: Report) -> str:
 
 def _provenance(report: Report) -> str:
     cells = {
-        "run": report.run,
+        "run": report.run or "none",
         "created": _time(report.created),
         "window": f"{_time(report.window[0])} to {_time(report.window[1])}",
         "map": report.digest or "none",

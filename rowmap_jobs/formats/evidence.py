@@ -35,12 +35,15 @@ class Ranks(Strict):
     overlap: float
     """|hot and hot'| / H."""
     churn: float
-    """1 - overlap: the part of the hot rows that another ranking would change."""
+    """|cold and hot'| / |cold|: the part of the cold rows that the other ranking makes hot."""
     jaccard: float
     spearman: float | None = None
     """Average ranks for ties; None where a ranking is constant."""
     kendall: float | None = None
     """tau-b."""
+    spearman_border: float | None = None
+    kendall_border: float | None = None
+    """The same over rows that are undecided in one of the rankings or on different sides."""
 
 
 class Skew(Strict):
@@ -98,8 +101,11 @@ class Unique(Strict):
     """Distinct experts that a step of `rows` rows reads, averaged over layers."""
 
     rows: int
+    """Where measured: the nearest whole number to the mean rows of a step."""
     expected: float
     """Sum over experts of 1 - (1 - p)^rows: rows that do not know of each other."""
+    cold: float | None = None
+    """The part of the expected ones that the map leaves cold; more than of selections."""
     measured: float | None = None
 
 
@@ -107,14 +113,17 @@ class Change(Strict):
     """The new map against the one in force, on the same transcripts."""
 
     active_digest: Digest
+    new_digest: Digest
     active: float
     new: float
-    """Leave-one-session-out."""
+    """Leave-one-session-out; a map from elsewhere (a blend) as it is."""
     improvement: float
     """active - new; the interval is of this difference over resampled sessions."""
     interval: Interval
     rows_moved: int = Field(ge=0)
+    """Rows that become hot."""
     bytes_moved: int = Field(ge=0)
+    """Their bytes: what has to be read into fast memory."""
 
 
 class Drift(Strict):
@@ -125,7 +134,7 @@ class Drift(Strict):
     regret: float
     interval: Interval
     recommend: bool
-    """The interval's low end is above 2 points (b12x's gate) : profile again."""
+    """The interval's low end is above 2 points (b12x's gate): profile again."""
 
 
 class Matrix(Strict):
@@ -164,7 +173,9 @@ class Roofline(Strict):
     measured_tokens_per_second: float = Field(gt=0)
     now: Interval | None = None
     predicted: Interval
-    """Tokens a second with the new map: a band of the measured deviation of the formula (19%)."""
+    """Tokens a second with the new map: a band of the measured deviation of the formula (20%)."""
+    gain: Interval
+    """What the new map gains over one drawn by lot: ratio of tokens a second less 1."""
     ceiling: float
     """Tokens a second at a cold share of zero."""
     slow_bytes_per_token: float
