@@ -163,7 +163,7 @@ def _provenance(report: Report) -> str:
         f"(runner {report.capture.runner})",
         "capture": f"{report.capture.method}, missed {report.capture.missed}, recomputed "
         f"{report.capture.recomputed}",
-        "hook": report.capture.hook_digest,
+        "hook": report.capture.hook_digest or "none",
         "model shape": report.fingerprint.shape,
         "router": report.fingerprint.router,
         "weights": report.fingerprint.quant,

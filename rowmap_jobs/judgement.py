@@ -15,6 +15,8 @@ NO_SKEW_SHARE = 0.9
 """A map that still leaves this part of what a map drawn by lot leaves cold gains nothing."""
 
 
+ROUNDING = 1e-9
+"""Points by which a product of floats may miss the number that was typed."""
 NO_SKEW_GAIN = 0.03
 """A predicted gain of speed that is not worth a map, over one drawn by lot."""
 
@@ -116,7 +118,7 @@ def improves(change: Change, min_points: float | None = None) -> tuple[bool, str
     )
     if change.interval.low <= 0:
         return False, f"{numbers}: expected an interval above 0: the active map stays"
-    if min_points is not None and points < min_points:
+    if min_points is not None and points < min_points - ROUNDING:
         return False, (
             f"{numbers}: expected at least {min_points:g} points "
             "(acceptance.minImprovementPoints): the active map stays"

@@ -115,11 +115,11 @@ def _worst(cold: I64, total: I64, geometry: Geometry) -> tuple[int, ...]:
 
 
 def _fit(speed: Speed, census: Census, geometry: Geometry) -> Fit:
-    """Distinct experts a step: as measured for about as many rows, else as expected."""
-    real = measured(census)
-    if real is not None and round(real[0]) == speed.rows_per_step:
-        return fit(speed, geometry, real[1].tolist())
-    return fit(speed, geometry, expected(chances(census), speed.rows_per_step).sum(axis=1).tolist())
+    """Distinct experts a step: as measured for as many rows, else as expected."""
+    real = measured(census).get(speed.rows_per_step)
+    if real is None:
+        real = expected(chances(census), speed.rows_per_step).sum(axis=1)
+    return fit(speed, geometry, real.tolist())
 
 
 def _effects(

@@ -1,8 +1,4 @@
-"""Every class's map on every class's traffic, and whether one map for all would do.
-
-A blend of classes looks well on its own mixture: one was seen to leave 2.1% cold there and to cost
-the lane's class 10 to 17% of its speed. So a blend is measured by what the worst-off class loses.
-"""
+"""Traffic and maps of a lane's classes side by side, each class under its own map left out."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from ..formats.census import Census
 from ..formats.evidence import Matrix
 from ..formats.rowmap import Geometry, RowMap
 from ..placement import hot_mask, map_mask
+from ..placement.profiles import judge
 from .layout import check_census, check_map
 from .shares import by_session, left_out, share
 
 I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -60,51 +56,17 @@ def others(
 
 
 def matrix(classes: Mapping[str, Class], geometry: Geometry) -> Matrix | None:
-    """Shares of every traffic under every map, and the regrets; None for a single class."""
-    if len(classes) < 2:
-        return None
-    names = tuple(classes)
-    totals = {name: item.total for name, item in classes.items()}
-    shares = np.array(
-        [
-            [
-                item.own
-                if name == traffic
-                else share(np.where(item.hot, 0, totals[traffic]), totals[traffic])
-                for traffic in names
-            ]
-            for name, item in classes.items()
-        ]
-    )
-    own = shares.diagonal()
-    regret = (shares - own[None, :]).max(axis=1)
-    least = int(np.argmin(regret))
-    blend = float((np.array(blended(classes, totals, geometry)) - own).max())
-    return Matrix(
-        classes=names,
-        shares=tuple(tuple(float(value) for value in row) for row in shares),
-        regret=tuple(float(value) for value in regret),
-        minimax=names[least],
-        blend_regret=blend,
-        blend_refused=blend > float(regret[least]),
-    )
+    """Every map on every traffic with a left-out diagonal, and what the best blend would lose.
 
-
-def blended(
-    classes: Mapping[str, Class], totals: Mapping[str, I64], geometry: Geometry
-) -> list[float]:
-    """Cold share of each class under a map of all in equal parts, left out by session.
-
-    In every layer each class weighs the same, however much of it was recorded. The judged session
-    is left out of the blend as it is of the diagonal; otherwise the blend alone would have seen
-    what it is judged on.
+    Classes without a selection say nothing; fewer than two that have some make no matrix: None.
     """
-    out = []
-    for name, item in classes.items():
-        prior = np.zeros(totals[name].shape)
-        mine = totals[name].sum(axis=1, keepdims=True).astype(np.float64)
-        for other, total in totals.items():
-            if other != name:
-                prior += total * (mine / np.maximum(total.sum(axis=1, keepdims=True), 1))
-        out.append(share(left_out(item.counts, geometry, prior), item.counts))
-    return out
+    totals = {name: item.total for name, item in classes.items()}
+    counted = [name for name, total in totals.items() if total.any()]
+    if len(counted) < 2:
+        return None
+    return judge(
+        {name: totals[name] for name in counted},
+        geometry,
+        own={name: classes[name].own for name in counted},
+        maps={name: classes[name].hot for name in counted},
+    )

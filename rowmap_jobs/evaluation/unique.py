@@ -16,6 +16,7 @@ F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 ROWS = (1, 2, 4, 8, 16, 32)
+MOST_MEASURED = 8
 
 
 def chances(census: Census) -> F64:
@@ -24,7 +25,7 @@ def chances(census: Census) -> F64:
     return np.asarray(census.decode() / max(rows, 1), dtype=np.float64)
 
 
-def expected(chance: F64, rows: float) -> F64:
+def expected(chance: F64, rows: int) -> F64:
     """Chance that a step of `rows` rows reads each expert, float[L,E]: 1 - (1 - p)^rows.
 
     For rows that do not know of each other. Drafts of one sequence resemble each other and read
@@ -33,43 +34,44 @@ def expected(chance: F64, rows: float) -> F64:
     return np.asarray(1.0 - (1.0 - np.minimum(chance, 1.0)) ** rows, dtype=np.float64)
 
 
-def measured(census: Census) -> tuple[float, F64] | None:
-    """(mean rows of a step, distinct experts of a step in each layer float[L]).
+def measured(census: Census) -> dict[int, F64]:
+    """Distinct experts of a step in each layer, float[L], by the rows of the step.
 
-    From the optional members `steps` int64[T] and `touched` int64[T,L] of a census: decode steps
-    of each transcript, and the distinct experts read in them, summed over steps. None without.
+    From the optional members of a census: steps[n-1] steps had n rows, and touched[n-1,l] is the
+    number of distinct experts of layer l summed over them. Empty without.
     """
-    steps: I64 | None = getattr(census, "steps", None)
-    touched: I64 | None = getattr(census, "touched", None)
-    if steps is None or touched is None or not steps.sum():
-        return None
-    known = steps > 0
-    whole = float(steps[known].sum())
-    rows = float(census.rows[known, DECODE].sum()) / whole
-    return rows, np.asarray(touched[known].sum(axis=0) / whole, dtype=np.float64)
+    steps, touched = census.steps, census.touched
+    if steps is None or touched is None:
+        return {}
+    return {
+        int(place) + 1: np.asarray(touched[place] / steps[place], dtype=np.float64)
+        for place in np.flatnonzero(steps)
+    }
 
 
 def unique(census: Census, hot: Mask, more_rows: tuple[int, ...] = ()) -> tuple[Unique, ...]:
-    """Expected distinct experts for 1 to 32 rows a step and `more_rows`, and the measured ones.
+    """Distinct experts for 1 to 32 rows a step and `more_rows`, expected and where measured.
 
-    `hot` bool[L,E] are the hot rows of the map: of distinct experts more are cold than of
-    selections, since rare experts are seldom read twice in a step.
+    Of measured sizes the most frequent are added. `hot` bool[L,E] are the hot rows of the map: of
+    distinct experts more are cold than of selections, since rare experts are seldom read twice
+    in a step.
     """
     chance, real = chances(census), measured(census)
-    asked: dict[int, float] = {rows: float(rows) for rows in (*ROWS, *more_rows)}
-    if real is not None:
-        asked[max(1, round(real[0]))] = real[0]
+    often = sorted(real, key=lambda rows: (-_steps(census, rows), rows))[:MOST_MEASURED]
     out = []
-    for rows, exact in sorted(asked.items()):
-        read = expected(chance, exact)
+    for rows in sorted({*ROWS, *more_rows, *often}):
+        read = expected(chance, rows)
         whole = float(read.sum())
-        is_measured = real is not None and rows == max(1, round(real[0]))
         out.append(
             Unique(
                 rows=rows,
                 expected=whole / len(read),
                 cold=float(np.where(hot, 0.0, read).sum()) / whole if whole else None,
-                measured=float(real[1].mean()) if real is not None and is_measured else None,
+                measured=float(real[rows].mean()) if rows in real else None,
             )
         )
     return tuple(out)
+
+
+def _steps(census: Census, rows: int) -> int:
+    return 0 if census.steps is None else int(census.steps[rows - 1])

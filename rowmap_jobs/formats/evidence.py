@@ -101,7 +101,6 @@ class Unique(Strict):
     """Distinct experts that a step of `rows` rows reads, averaged over layers."""
 
     rows: int
-    """Where measured: the nearest whole number to the mean rows of a step."""
     expected: float
     """Sum over experts of 1 - (1 - p)^rows: rows that do not know of each other."""
     cold: float | None = None
