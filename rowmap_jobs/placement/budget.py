@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
-from ..formats.base import FormatError
+from ..formats.base import FormatError, refusal
 from ..formats.rowmap import Fingerprint, Geometry, PerLayer, RowMap, build, per_layer
 from ..formats.status import ModelGeometry
 from ..geometry import uniform_rows
-from .rank import F64, I64, Counts, checked, ranking
+from .rank import F64, I64, Counts, against, checked, ranking
 
 Shape = Geometry | ModelGeometry
 """What has moeLayers, experts, topK and rowBytes: a map's geometry or a model's."""
@@ -43,8 +44,9 @@ def within_bytes(model: Shape, budget: int) -> list[int]:
     """The largest uniform number of rows whose bytes (scales included) fit into `budget`."""
     if budget < 0:
         raise FormatError(SOURCE, "bytes", budget, "0 or more")
-    value = uniform_rows(model, budget)
-    return _values(model, value)
+    _values(model, model.experts)
+    _values(model, model.row_bytes)
+    return _values(model, uniform_rows(model, budget))
 
 
 def explicit(model: Shape, rows: Sequence[int] | Mapping[Any, int]) -> list[int]:
@@ -53,7 +55,7 @@ def explicit(model: Shape, rows: Sequence[int] | Mapping[Any, int]) -> list[int]
     Returns int[L] in the order of moeLayers. Raises FormatError for another number of layers, a
     layer that the model does not have or lacks here, and rows outside 0 to the layer's experts.
     """
-    layers = model.moe_layers
+    layers, each = model.moe_layers, _values(model, model.experts)
     if isinstance(rows, Mapping):
         given = {str(layer): value for layer, value in rows.items()}
         wanted = {str(layer) for layer in layers}
@@ -67,8 +69,7 @@ def explicit(model: Shape, rows: Sequence[int] | Mapping[Any, int]) -> list[int]
             raise FormatError(
                 SOURCE, "list", f"{len(values)} numbers", f"{len(layers)}, one a layer"
             )
-    for layer, value in zip(layers, values, strict=True):
-        experts = per_layer(model.experts, layer)
+    for layer, value, experts in zip(layers, values, each, strict=True):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value <= experts:
             raise FormatError(SOURCE, f"layer {layer}", value, f"0 to {experts} (its experts)")
@@ -76,18 +77,25 @@ def explicit(model: Shape, rows: Sequence[int] | Mapping[Any, int]) -> list[int]
 
 
 def with_rows(model: Shape, rows: Sequence[int]) -> Geometry:
-    """The geometry of maps with these hot rows a layer; one number where all are equal."""
-    value: PerLayer = rows[0]
-    if len(set(rows)) > 1:
-        value = {str(layer): int(n) for layer, n in zip(model.moe_layers, rows, strict=True)}
-    return Geometry(
-        experts=model.experts,
-        top_k=model.top_k,
-        hot_rows=value,
-        moe_layers=model.moe_layers,
-        whole_layers=model.whole_layers,
-        row_bytes=model.row_bytes,
-    )
+    """The geometry of maps with these hot rows a layer; one number where all are equal.
+
+    Raises FormatError, also for a model whose numbers do not fit together.
+    """
+    values = explicit(model, rows)
+    value: PerLayer = values[0]
+    if len(set(values)) > 1:
+        value = {str(layer): n for layer, n in zip(model.moe_layers, values, strict=True)}
+    try:
+        return Geometry(
+            experts=model.experts,
+            top_k=model.top_k,
+            hot_rows=value,
+            moe_layers=model.moe_layers,
+            whole_layers=model.whole_layers,
+            row_bytes=model.row_bytes,
+        )
+    except ValidationError as error:
+        raise refusal("geometry", error) from None
 
 
 def notes(geometry: Geometry) -> tuple[str, ...]:
@@ -148,7 +156,9 @@ def fit(
     row that fills the rest at a weight no later row has.
     Raises FormatError when the minimum does not fit or exceeds the maximum.
     """
-    wide = checked(weights, "weights")
+    wide = against(weights, experts, "weights")
+    if len(sizes) != len(experts) or min(sizes) < 1:
+        raise FormatError(SOURCE, "row bytes", list(sizes), f"{len(experts)} numbers of 1 or more")
     least = [min(minimum, e) for e in experts]
     most = [e if maximum is None else min(maximum, e) for e in experts]
     if minimum < 0 or any(low > high for low, high in zip(least, most, strict=True)):
@@ -209,7 +219,7 @@ def with_order(weights: npt.NDArray[Any], fingerprint: Fingerprint, geometry: Ge
 
     Ties go to the lower layer, then to the lower id.
     """
-    wide = checked(weights, "weights")
+    wide = against(weights, _values(geometry, geometry.experts), "weights")
     layers: dict[int, tuple[list[int], list[int]]] = {}
     ranked: list[list[int]] = []
     for index, layer in enumerate(geometry.moe_layers):
@@ -232,10 +242,13 @@ def probabilities(counts: npt.NDArray[Any], rows: int | Sequence[int] | I64) -> 
     """P(expert in the top-k of one token), float64[L,E], from counts and rows (of each layer).
 
     Division rounds correctly: equal ratios stay equal, and different ones of fewer than 2^26 rows
-    stay different.
+    stay different. A layer without rows has zeros. Raises FormatError.
     """
-    each = np.maximum(np.broadcast_to(np.asarray(rows, dtype=np.float64), len(counts)), 1.0)
-    return np.asarray(checked(counts) / each[:, None], dtype=np.float64)
+    wide, each = checked(counts), np.asarray(rows, dtype=np.float64)
+    if each.shape not in ((), (len(wide),)) or not (each >= 0).all():
+        raise FormatError("rows", "array", each.tolist(), f"0 or more, one or {len(wide)} numbers")
+    divisor = np.broadcast_to(np.maximum(each, 1.0), len(wide))
+    return np.asarray(wide / divisor[:, None], dtype=np.float64)
 
 
 def _descending(weights: Counts, experts: Sequence[int]) -> list[tuple[int, float]]:
@@ -247,6 +260,11 @@ def _descending(weights: Counts, experts: Sequence[int]) -> list[tuple[int, floa
 
 
 def _values(model: Shape, value: PerLayer) -> list[int]:
+    """One number a layer. Raises FormatError for a model without layers or a layer left out."""
+    layers = model.moe_layers
+    if not layers or (isinstance(value, dict) and not {str(n) for n in layers} <= set(value)):
+        found = f"{sorted(value) if isinstance(value, dict) else list(layers)}"
+        raise FormatError("geometry", "layers", found, f"a number for each of {list(layers)}")
     return [per_layer(value, layer) for layer in model.moe_layers]
 
 

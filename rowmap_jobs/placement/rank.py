@@ -7,6 +7,7 @@ Ties go to the lower id; experts that were never chosen come last, in the order 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ def checked(counts: npt.NDArray[Any], source: str = "counts") -> Counts:
     return wide
 
 
+def against(counts: npt.NDArray[Any], experts: Sequence[int], source: str = "counts") -> Counts:
+    """`checked` counts [...,L,E] that have a row for each layer and a column for each expert."""
+    wide = checked(counts, source)
+    layers, width = wide.shape[-2:]
+    if layers != len(experts) or width < max(experts, default=1):
+        expected = f"[{len(experts)} layers, at least {max(experts, default=1)} experts]"
+        raise FormatError(source, "shape", list(wide.shape), expected)
+    return wide
+
+
 def ranking(counts: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     """Experts of each layer, most chosen first: [L,E] of any number type to indices [L,E]."""
     return np.argsort(-checked(counts), axis=-1, kind="stable")
@@ -64,7 +75,7 @@ def hot_rows(geometry: Geometry) -> list[int]:
 
 def never_seen(counts: npt.NDArray[Any], geometry: Geometry) -> dict[str, tuple[int, ...]]:
     """Experts without a selection, by absolute layer id; layers without any are left out."""
-    seen = checked(counts) > 0
+    seen = against(counts, experts_of(geometry)) > 0
     out = {}
     for index, layer in enumerate(geometry.moe_layers):
         experts = per_layer(geometry.experts, layer)
@@ -74,13 +85,13 @@ def never_seen(counts: npt.NDArray[Any], geometry: Geometry) -> dict[str, tuple[
     return out
 
 
-def top_mask(counts: npt.NDArray[Any], experts: list[int], hot: list[int]) -> Mask:
+def top_mask(counts: npt.NDArray[Any], experts: Sequence[int], hot: Sequence[int]) -> Mask:
     """True for the `hot[l]` most chosen of the first `experts[l]` columns, bool[...,L,E].
 
     Leading dimensions (resamples, sessions) are ranked one by one. Equal to taking the first rows
     of `ranking`, by a threshold: sorting values is several times faster than sorting indices.
     """
-    wide = checked(counts)
+    wide = against(counts, experts)
     width = wide.shape[-1]
     columns = np.arange(width)
     real = columns[None, :] < np.array(experts)[:, None]
@@ -123,10 +134,11 @@ def map_mask(rows: RowMap, width: int) -> Mask:
 
 def place(counts: npt.NDArray[Any], fingerprint: Fingerprint, geometry: Geometry) -> RowMap:
     """The row map of decode counts or weights [L,E]: hot hottest first, cold coldest first."""
+    wide = against(counts, experts_of(geometry))
     layers: dict[int, tuple[list[int], list[int]]] = {}
     for index, layer in enumerate(geometry.moe_layers):
         experts = per_layer(geometry.experts, layer)
-        order = ranking(counts[index : index + 1, :experts])[0].tolist()
+        order = ranking(wide[index : index + 1, :experts])[0].tolist()
         hot = per_layer(geometry.hot_rows, layer)
         layers[layer] = (order[:hot], order[hot:][::-1])
     return build(fingerprint, geometry, layers)

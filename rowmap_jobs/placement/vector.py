@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.base import FormatError
-from .rank import checked
+from .rank import against
 
 SOURCE = "hot rows"
 
@@ -35,9 +35,8 @@ def choose_vector(
     go to the lower layer. `pooled` is made comparable by normalising each layer.
     Raises FormatError for a budget or quantum out of range.
     """
-    wide = checked(pooled, "pooled")
-    layers, width = wide.shape
-    each = [width] * layers if experts is None else list(experts)
+    each = [pooled.shape[-1]] * len(pooled) if experts is None else list(experts)
+    wide = against(pooled, each, "pooled")
     if budget_rows < 0:
         raise FormatError(SOURCE, "rows in all", budget_rows, "0 or more")
     if quantum < 1:
