@@ -29,8 +29,9 @@ MAX_MEMBERS = 20000
 MAX_DIRECTORY = 4 << 20
 """Bytes of a zip file's directory: what zipfile reads whole before it knows anything."""
 MAX_UNPACKED = 2 << 30
+MAX_ROW = 4 << 20
 CHUNK = 1 << 20
-"""Bytes of an array that are held at a time: they fit into a core's cache with their keys."""
+"""Bytes of an array that are held at a time, where the caller does not say."""
 
 _ITEM = re.compile(
     r"\s*(?:'(descr)'\s*:\s*'([<>=|]?[A-Za-z]\d*)'"
@@ -131,9 +132,9 @@ def _parse_header(raw: bytes, source: str, place: str) -> Header:
 
 
 def rows(
-    stream: BinaryIO, header: Header, count: int, source: str, place: str
+    stream: BinaryIO, header: Header, count: int, source: str, place: str, chunk: int = CHUNK
 ) -> Iterator[npt.NDArray[Any]]:
-    """The next `count` rows (along the first axis) of an array, at most CHUNK bytes at a time.
+    """The next `count` rows (along the first axis) of an array, some `chunk` bytes at a time.
 
     The array given is used again for the next rows: count or copy it before going on.
     Raises FormatError when the data ends before.
@@ -141,9 +142,9 @@ def rows(
     row = math.prod(header.shape[1:]) * header.dtype.itemsize
     if row == 0:
         return
-    if row > 4 * CHUNK:
-        raise FormatError(source, place, f"rows of {row} bytes", f"at most {4 * CHUNK}")
-    step = max(1, CHUNK // row)
+    if row > MAX_ROW:
+        raise FormatError(source, place, f"rows of {row} bytes", f"at most {MAX_ROW}")
+    step = max(1, chunk // row)
     buffer = np.empty((min(step, count), *header.shape[1:]), dtype=header.dtype)
     done = 0
     while done < count:

@@ -21,7 +21,7 @@ _STEP = 1 << 18
 
 
 class Gunzip(io.RawIOBase):
-    """The unpacked bytes of a gzip file of one or more members, as they are asked for.
+    """The unpacked bytes of a gzip file of one or more members, some _STEP of them at a time.
 
     Raises FormatError naming `source` for damaged data and data that ends too early.
     """
@@ -29,42 +29,52 @@ class Gunzip(io.RawIOBase):
     def __init__(self, raw: BinaryIO, source: str) -> None:
         self._raw, self._source = raw, source
         self._stream = zlib.decompressobj(wbits=31)
-        self._data = b""
+        self._packed = b""
         self._started = False
+        self._out = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]  # the protocol of RawIOBase
-        while len(view):
+        if not self._out:
+            self._out = memoryview(self._more())
+        count = min(len(view), len(self._out))
+        view[:count] = self._out[:count]
+        self._out = self._out[count:]
+        return count
+
+    def _more(self) -> bytes:
+        """The next unpacked bytes; none at the end."""
+        while True:
             if self._stream.eof:
-                self._data = self._stream.unused_data
+                self._packed = self._stream.unused_data
                 self._stream, self._started = zlib.decompressobj(wbits=31), False
-            if not self._data:
-                self._data = self._raw.read(_STEP)
-            if not self._data and not self._started:
-                return 0
+            if not self._packed:
+                self._packed = self._raw.read(_STEP)
+            if not self._packed and not self._started:
+                return b""
+            ending = not self._packed
             try:
                 # With no data left the last output may still wait inside the stream.
-                out = self._stream.decompress(self._data, len(view))
+                out = self._stream.decompress(self._packed, 4 * _STEP)
             except zlib.error:
                 raise FormatError(self._source, "gzip", "damaged data", "gzip data") from None
-            if not self._data and not out and not self._stream.eof:
+            self._started = True
+            self._packed = self._stream.unconsumed_tail
+            if out:
+                return out
+            if ending and not self._stream.eof:
                 found = "data that ends too early"
                 raise FormatError(self._source, "gzip", found, "whole gzip data")
-            self._started = True
-            self._data = self._stream.unconsumed_tail
-            if out:
-                view[: len(out)] = out
-                return len(out)
-        return 0
 
 
 @contextmanager
 def opened(path: Path, source: str) -> Iterator[BinaryIO]:
     """A regular file for reading, as it is. Raises FormatError for anything else."""
     try:
+        # Asked before it is opened: opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
             raise FormatError(source, "file", "no regular file", "a regular file")
         handle = path.open("rb")
@@ -105,9 +115,10 @@ def lines(path: Path, source: str) -> Iterator[tuple[int, bytes]]:
 def json_file(path: Path, source: str, limit: int = MAX_JSON) -> object:
     """A JSON file of at most `limit` bytes, decoded strictly. Raises FormatError."""
     with opened(path, source) as handle:
-        raw = handle.read(limit + 1)
-    if len(raw) > limit:
-        raise FormatError(source, "size", f"more than {limit} bytes", f"at most {limit}")
+        size = os.fstat(handle.fileno()).st_size
+        if size > limit:
+            raise FormatError(source, "size", f"{size} bytes", f"at most {limit}")
+        raw = handle.read(size)
     return load_json(raw, source)
 
 
