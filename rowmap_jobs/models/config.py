@@ -80,9 +80,8 @@ class Config:
     def missing(self, names: tuple[str, ...], what: str) -> FormatError:
         """The refusal of a number that no spelling gives."""
         where = f"{self.section} and the top level" if self.section else "the top level"
-        return FormatError(
-            self.source, what, f"none of {', '.join(names)} in {where}", "one of them"
-        )
+        expected = f"{'one of ' if len(names) > 1 else ''}{', '.join(names)}"
+        return FormatError(self.source, what, f"nothing in {where}", expected)
 
     def integer(
         self, names: tuple[str, ...], what: str, least: int = 1, most: int = MAX_EXPERTS

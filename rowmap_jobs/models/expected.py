@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ..formats.base import FormatError
 from . import config as configuration
-from .config import DRAFT_LAYERS, HIDDEN, MAX_LAYERS, Config
+from .config import DRAFT_LAYERS, HIDDEN, MAX_EXPERTS, MAX_LAYERS, Config
 from .families import HASHED, Family, Fields, family_of
 from .tensors import RowTensor, bias_bytes, expert_tensors, scheme_of
 from .values import is_count
@@ -140,7 +140,7 @@ def _block_experts(config: Config) -> dict[int, int]:
         for i, block in enumerate(blocks[:MAX_LAYERS])
         if isinstance(block, dict) and block.get("block_type") == "moe"
     }
-    return {i: count for i, count in counts.items() if is_count(count, 1)}
+    return {i: count for i, count in counts.items() if is_count(count, 1, MAX_EXPERTS)}
 
 
 def _identity(config: Config, family: Family) -> int:

@@ -295,7 +295,7 @@ FAMILIES: dict[str, Family] = {
         first_of(named("moe_layers"), interleaved), _INTERMEDIATE,
         defaults={"interleave_moe_layer_step": 1},
     ),
-    "jamba": Family(period, _INTERMEDIATE, plain=True),
+    "jamba": Family(period, _INTERMEDIATE),
     "ernie4_5_moe": Family(window, defaults=_ERNIE),
     "ernie4_5_moe_vl": _ERNIE_VL,
     "ernie4_5_vl_moe": _ERNIE_VL,

@@ -18,17 +18,17 @@ def read_bounded(path: Path, limit: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
                 raise FormatError(str(path), "size", f"{size} bytes", f"at most {limit}")
-            raw = file.read(limit + 1)
+            raw = file.read(size + 1)  # no more than the file has: read() allocates what it is told
     except OSError as error:
         raise FormatError(str(path), "file", error.strerror or "unreadable", "a file") from None
-    if len(raw) > limit:
-        raise FormatError(str(path), "size", "a file that grows", f"at most {limit} bytes")
+    if len(raw) > size:
+        raise FormatError(str(path), "size", "a file that grows", f"{size} bytes")
     return raw
 
 
-def is_count(value: object, least: int = 0) -> TypeGuard[int]:
-    """An integer (a bool is none) from `least` up to what an offset can be."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < MAX_COUNT
+def is_count(value: object, least: int = 0, most: int = MAX_COUNT - 1) -> TypeGuard[int]:
+    """An integer (a bool is none) from `least` to `most`, by default what an offset can be."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def shown(value: object) -> str:
