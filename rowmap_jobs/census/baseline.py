@@ -78,8 +78,8 @@ def _rows_minus(final: Counts, zero: Counts, source: str) -> I64 | None:
     if final.rows is None or zero.rows is None:
         return None
     if zero.rows.shape != final.rows.shape:
-        found = list(zero.rows.shape)
-        raise FormatError(source, "baseline rows", found, f"shape {list(final.rows.shape)}")
+        shape = list(zero.rows.shape)
+        raise FormatError(source, "baseline rows", shape, f"shape {list(final.rows.shape)}")
     rows = final.rows - zero.rows
     bad = np.argwhere(rows < 0)
     if bad.size:
@@ -95,9 +95,11 @@ def _steps_minus(final: Counts, zero: Counts, source: str) -> tuple[I64 | None, 
         return None, None
     steps, touched = final.steps.copy(), final.touched.copy()
     at = len(zero.steps)
-    if at > len(steps) or zero.touched.shape[1:] != touched.shape[1:]:
+    if at > len(steps) or zero.touched.shape != (at, *touched.shape[1:]):
         found = list(zero.touched.shape)
-        raise FormatError(source, "baseline touched", found, f"at most {list(touched.shape)}")
+        raise FormatError(
+            source, "baseline touched", found, f"steps x layers within {list(touched.shape)}"
+        )
     steps[:at] -= zero.steps
     touched[:at] -= zero.touched
     if (steps < 0).any() or (touched < 0).any():

@@ -89,6 +89,9 @@ def tally(
         raise _explain(ids, limits, moe, source, place)
     if rows is not None and counter.rows != rows:
         raise FormatError(source, place, f"{counter.rows} rows", f"{rows} rows")
+    if ids.shape[2] == 1 and counter.rows >= FEW_ROWS and not counter.counts[:, 1:].any():
+        # With more choices a row of zeros repeats an id.
+        raise _placeholder(len(ids), 1, source, place)
     _check_repeats(counter, limits[moe], source, place)
     counts = np.zeros((ids.shape[1], int(limits.max())), dtype=np.int64)
     counts[moe, : counter.counts.shape[1]] = counter.counts
@@ -118,10 +121,14 @@ def dense_layers(ids: Ids, source: str, place: str) -> tuple[int, ...]:
         start, step = start + step, max(4, _CHUNK_BYTES // (layers * k))
     # With k > 1 a row of zeros is no choice; with top-1 expert 0 may be chosen a few times.
     enough = FEW_ROWS if k == 1 else 1
-    if left.size == layers and zeros.min(initial=0) > 0 and zeros.sum() >= enough:
-        expected = f"{k} distinct ids a row (zeros everywhere: routing was not recorded)"
-        raise FormatError(source, place, f"id 0 in all {len(ids)} rows and layers", expected)
+    if left.size == layers and zeros.min() > 0 and zeros.sum() >= enough:
+        raise _placeholder(len(ids), k, source, place)
     return tuple(int(layer) for layer in left if zeros[layer] >= enough)
+
+
+def _placeholder(rows: int, k: int, source: str, place: str) -> FormatError:
+    expected = f"{k} distinct ids a row (zeros everywhere: routing was not recorded)"
+    return FormatError(source, place, f"id 0 in all {rows} rows and layers", expected)
 
 
 def layout(ids: Ids, experts: int | Sequence[int], dense: Collection[int]) -> Layout:
@@ -200,10 +207,11 @@ class _Counter:
         self._greatest = 255 if width <= 256 else 65535
         self.k = k
         row_bytes = len(limits) * k * self._type.itemsize
-        self.chunk = max(1, min(rows, _CHUNK_BYTES // row_bytes))
-        block = max(self.chunk, min(rows, _BLOCK_BYTES // row_bytes))
-        self._columns = np.empty(k * len(limits) * self.chunk, dtype=self._type)
-        self._equal = np.empty((k - 1) * len(limits) * self.chunk, dtype=np.bool_)
+        self.chunk = max(1, _CHUNK_BYTES // row_bytes)
+        most = min(rows, self.chunk)
+        block = max(most, min(rows, _BLOCK_BYTES // row_bytes))
+        self._columns = np.empty(k * len(limits) * most, dtype=self._type)
+        self._equal = np.empty((k - 1) * len(limits) * most, dtype=np.bool_)
         self._block = np.empty((len(limits), k, block), dtype=self._type)
         self._filled = 0
         self._previous: Ids | None = None
@@ -329,6 +337,8 @@ def touched(ids: Ids, sizes: Collection[int], dense: Collection[int] = ()) -> tu
     moe = _moe(ids, dense)
     steps = np.zeros(most, dtype=np.int64)
     sums = np.zeros((most, layers), dtype=np.int64)
+    if not moe.size:
+        return steps, sums
     kept = _real_rows(ids, moe)
     rows = len(ids) if kept is None else len(kept)
     chunk = max(2 * most, _CHUNK_BYTES // max(1, len(moe) * k))
