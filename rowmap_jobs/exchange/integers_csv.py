@@ -41,14 +41,15 @@ def blocks(path: Path, source: str, header: tuple[str, ...]) -> Iterator[I64]:
                 raise FormatError(source, "file", found, "a readable file") from None
             if not data:
                 break
-            rest += data.replace(b"\r\n", b"\n")
+            rest = (rest + data).replace(b"\r\n", b"\n")
             cut = rest.rfind(b"\n") + 1
             block, rest = rest[:cut], rest[cut:]
             if len(rest) > MAX_LINE:
                 raise FormatError(source, "text", "a line without an end", f"{header} a line")
-            if not columns and block:
+            if block and line == 1:
                 block, skipped = _without_header(block, header)
                 line += skipped
+            if block and not columns:
                 columns = block[: block.find(b"\n") + 1].count(b",") + 1
             if block:
                 yield _numbers(block, columns, line, source, header)

@@ -9,6 +9,7 @@ expert once, hottest first over all layers. Layers are block numbers, so absolut
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +162,7 @@ def write_pin(rows: Sequence[tuple[int, int]], counts: Sequence[int] | None = No
         raise ValueError("an expert twice")
     if counts is None:
         return "".join(f"{layer},{expert}\n" for layer, expert in rows).encode()
-    if any(b > a for a, b in zip(counts, counts[1:], strict=False)):
+    if any(b > a for a, b in pairwise(counts)):
         raise ValueError("counts that rise")
     pairs = zip(rows, counts, strict=True)
     return "".join(f"{layer},{expert},{n}\n" for (layer, expert), n in pairs).encode()

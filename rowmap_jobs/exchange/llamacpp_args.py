@@ -2,8 +2,8 @@
 
 All experts of a block are one tensor (`blk.N.ffn_up_exps.weight` and so on), and an override names
 a tensor; so an expert can't be placed by itself. Patterns follow common/common.h:
-`blk\\.N\\.ffn_(up|down|gate|gate_up)_(ch|)exps`, and `--n-cpu-moe N` is that for blocks 0 to N-1. The
-first pattern that is found in a tensor's name wins. Which layers are slow matters through their
+`blk\\.N\\.ffn_(up|down|gate|gate_up)_(ch|)exps`, and `--n-cpu-moe N` is that for blocks 0 to N-1.
+The first pattern that is found in a tensor's name wins. Which layers are slow matters through their
 bytes alone: every layer reads top-k experts a token.
 """
 

@@ -197,7 +197,7 @@ def _check_values(source: str, table: I64, layer_ids: Sequence[int]) -> None:
 def _check_placeholder(source: str, tables: Sequence[I64], used: npt.NDArray[np.intp]) -> None:
     summed = np.sum([table.sum(axis=0) for table in tables], axis=0)[used]
     alone = summed.max(axis=1) == summed.sum(axis=1)
-    if summed.shape[1] > 1 and int(summed.sum()) > len(used) and alone.all():
+    if int(summed.sum()) > len(used) and alone.all():
         raise FormatError(
             source,
             "counts",
