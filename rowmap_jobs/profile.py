@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import assemble, html, judgement, manifest, selection, store
+from . import assemble, judgement, manifest, selection, store
 from .assemble import Facts
 from .checks import off_policy, trick_check
 from .counts import Shape, shape_of
@@ -29,6 +29,7 @@ from .log import say
 from .placement import place
 from .reasons import Reason, RunError
 from .replay import ForcedCounter, Replayed, fresh_id, in_parallel, replay
+from .report import Plots, render
 from .sequences import Sequence, Turn, build
 from .services import Services
 
@@ -251,9 +252,8 @@ def conclude(
     json_key = names.report_key(prefix, spec.lane, class_, spec.run, "json")
     html_key = names.report_key(prefix, spec.lane, class_, spec.run, "html")
     store.put_report(bucket, json_key, canonical_json(report.to_wire()), "application/json")
-    store.put_report(
-        bucket, html_key, html.render(report).encode("utf-8"), "text/html; charset=utf-8"
-    )
+    page = render(report, Plots.of(data.decode(), rows))
+    store.put_report(bucket, html_key, page.encode("utf-8"), "text/html; charset=utf-8")
     accepted = reason is Reason.ACCEPTED
     config_map = None
     if accepted:

@@ -22,6 +22,10 @@ _SHAPES = {
 """Marker and dash pattern of each series: colour is never the only sign."""
 
 
+_MOST = 1e12
+"""The largest number that an axis reaches to."""
+
+
 @dataclass(frozen=True)
 class Series:
     """One line: its kind (own, position, active), its name, a value for each place."""
@@ -88,13 +92,14 @@ def ticks(top: float) -> list[float]:
 def ceiling(values: Sequence[float]) -> float:
     """Upper end of an axis for the values: a little room, and never 0."""
     most = max((v for v in values if math.isfinite(v)), default=0.0)
-    return most * 1.08 if most > 1e-9 else 1.0
+    return min(most, _MOST) * 1.08 if most > 1e-9 else 1.0
 
 
 def layer_lines(layers: Sequence[int], series: Sequence[Series], name: str) -> Raw:
     """Shares by layer, a line for each series, with a legend above."""
     step = _step(layers)
-    frame = Frame(_wide(layers), ceiling([v for s in series for v in s.values]), shares=True)
+    wide = max(_wide(layers), _LEFT + sum(map(_legend_width, series)))
+    frame = Frame(wide, ceiling([v for s in series for v in s.values]), shares=True)
     places = [_LEFT + step * (i + 0.5) for i in range(len(layers))]
     parts = [*_legend(series), *_layer_axis(layers, frame, step)]
     for one in series:
@@ -110,18 +115,23 @@ def layer_bars(
     kind: str = "own",
     shares: bool = True,
 ) -> Raw:
-    """A bar for each layer; marked layers are solid with their id above, the others pale."""
+    """A bar for each layer; marked layers are solid, the others pale.
+
+    The id of a marked layer stands above its bar where there is room for it.
+    """
     step = _step(layers)
     frame = Frame(_wide(layers), ceiling(values), shares, _BARE)
     parts = _layer_axis(layers, frame, step)
+    free = 0.0
     for index, (layer, value) in enumerate(zip(layers, values, strict=True)):
         x, y = _LEFT + step * index, frame.y(value)
         pale = f"{kind} pale" if marked and layer not in marked else kind
         parts.append(
             el("rect", class_=pale, x=x + 1.5, y=y, width=step - 3.0, height=frame.below - y)
         )
-        if layer in marked:
-            middle = x + step / 2
+        middle = x + step / 2
+        if layer in marked and middle >= free:
+            free = middle + 10 + 7 * len(str(layer))
             parts.append(el("text", str(layer), x=middle, y=y - 5, text_anchor="middle"))
     return frame.svg(name, "layer", parts)
 
@@ -131,7 +141,7 @@ def curve(
 ) -> Raw:
     """A share against a number on a logarithmic axis, with a marker at every point."""
     frame = Frame(360, ceiling(series.values) if top is None else top, True, _BARE)
-    low, high = math.log10(max(min(xs), 1.0)), math.log10(max(*xs, 1.0, 1.0))
+    low, high = math.log10(max(min(xs), 1.0)), math.log10(max(*xs, 1.0))
     wide = frame.width - _LEFT - _RIGHT - 24
 
     def place(value: float) -> float:
@@ -169,8 +179,12 @@ def _legend(series: Sequence[Series]) -> list[Raw]:
         out.append(el("path", class_=f"line {one.kind}", d=f"M{x} 14h28", stroke_dasharray=dashes))
         out.append(el("path", class_=one.kind, d=shape.format(x=x + 14, y=14)))
         out.append(el("text", one.name, x=x + 34, y=18))
-        x += 34 + 7 * len(one.name) + 20
+        x += _legend_width(one)
     return out
+
+
+def _legend_width(one: Series) -> int:
+    return 34 + 7 * len(one.name) + 18
 
 
 def _step(layers: Sequence[int]) -> int:
@@ -178,8 +192,7 @@ def _step(layers: Sequence[int]) -> int:
 
 
 def _wide(layers: Sequence[int]) -> int:
-    """Wide enough for the layers and for a legend of three."""
-    return max(_LEFT + _step(layers) * len(layers) + _RIGHT, 360)
+    return max(_LEFT + _step(layers) * len(layers) + _RIGHT, 240)
 
 
 def _layer_axis(layers: Sequence[int], frame: Frame, step: int) -> list[Raw]:

@@ -43,7 +43,8 @@ def rank_pixels(plots: Plots, geometry: Geometry) -> npt.NDArray[np.uint8]:
     experts, width = experts_of(geometry)[:, None], plots.counts.shape[1]
     real = np.arange(width)[None, :] < experts
     place = np.empty(plots.counts.shape, dtype=np.int64)
-    order = ranking(np.where(real, plots.counts, -1))
+    # What is no expert ranks behind the experts that were never chosen.
+    order = np.argsort(-np.where(real, plots.counts, -1), axis=1, kind="stable")
     np.put_along_axis(place, order, np.arange(width)[None, :], axis=1)
     hot = hot_of(geometry)[:, None]
     warm = STEPS - 1 - place * (STEPS - 1 - _HOT_BOTTOM) // np.maximum(hot - 1, 1)

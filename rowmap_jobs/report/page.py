@@ -117,14 +117,17 @@ _NAMES = (
 
 
 def _layers(report: Report, plots: Plots | None) -> Raw:
-    if not report.layers or report.geometry is None:
+    if report.geometry is None:
         return Raw("")
-    names = sorted({name for layer in report.layers for name in layer.others})
+    index = {layer: i for i, layer in enumerate(report.geometry.moe_layers)}
+    layers = [layer for layer in report.layers if layer.layer in index]
+    if not layers:
+        return Raw("")
+    names = sorted({name for layer in layers for name in layer.others})
     active = None if plots is None else plots.active_share()
     moved = None if plots is None else plots.moved()
-    index = {layer: i for i, layer in enumerate(report.geometry.moe_layers)}
     lines = []
-    for layer in report.layers:
+    for layer in layers:
         cells = [words.percent(layer.own)]
         if active is not None and moved is not None:
             cells.append(words.percent(float(active[index[layer.layer]])))
@@ -178,7 +181,7 @@ def _provenance(report: Report) -> Raw:
         "census": report.census_digest,
         "engine": f"{capture.engine} {capture.engine_version} (runner {capture.runner})",
         "capture": f"{capture.method}, missed {capture.missed}, recomputed {capture.recomputed}",
-        "hook": capture.hook_digest,
+        "hook": capture.hook_digest or "none",
         "model shape": report.fingerprint.shape,
         "router": report.fingerprint.router,
         "weights": report.fingerprint.quant,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats.rowmap import Geometry, per_layer
+from ..formats.rowmap import Geometry, RowMap, per_layer
+from ..placement import map_mask
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -28,9 +30,16 @@ class Plots:
     active: Mask | None = None
     """bool[L,E]: hot rows of the active map."""
 
+    @classmethod
+    def of(cls, counts: I64, rows: RowMap, active: RowMap | None = None) -> Self:
+        """Plots of decode counts int64[L,E] and maps; both maps speak of the same layers."""
+        width = widest(rows.geometry)
+        new, old = map_mask(rows, width), None if active is None else map_mask(active, width)
+        return cls(counts=counts[:, :width], hot=new, active=old)
+
     def fits(self, geometry: Geometry) -> None:
         """Raises ValueError unless the arrays have the layers and experts of `geometry`."""
-        shape = (len(geometry.moe_layers), int(experts_of(geometry).max()))
+        shape = (len(geometry.moe_layers), widest(geometry))
         for name in ("counts", "hot", "active"):
             array = getattr(self, name)
             if array is not None and array.shape != shape:
@@ -50,6 +59,11 @@ class Plots:
             return None
         cold = np.where(self.active, 0, self.counts).sum(axis=1)
         return np.asarray(cold / np.maximum(self.counts.sum(axis=1), 1), dtype=np.float64)
+
+
+def widest(geometry: Geometry) -> int:
+    """Experts of the layer that has the most."""
+    return max(per_layer(geometry.experts, layer) for layer in geometry.moe_layers)
 
 
 def experts_of(geometry: Geometry) -> I64:

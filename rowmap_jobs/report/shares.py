@@ -6,18 +6,22 @@ from collections.abc import Sequence
 
 from ..formats.evidence import Evidence
 from ..formats.report import Report
-from ..formats.rowmap import Geometry
+from ..formats.rowmap import Geometry, per_layer
 from . import heatmap
 from .charts import Series, curve, layer_bars, layer_lines
 from .markup import Raw, el
 from .plots import Plots, experts_of, hot_of
 from .tables import columns, details, figure, row, section, table, wide
-from .words import number, percent
+from .words import MOST, number, percent
 
 
 def by_lot(geometry: Geometry) -> float:
     """Share that a map drawn by lot leaves cold: the mean of 1 - H/E over layers."""
-    return float((1 - hot_of(geometry) / experts_of(geometry)).mean())
+    layers = geometry.moe_layers
+    return sum(
+        1 - per_layer(geometry.hot_rows, layer) / per_layer(geometry.experts, layer)
+        for layer in layers
+    ) / len(layers)
 
 
 def compared(report: Report) -> Raw:
@@ -74,15 +78,18 @@ def _headroom(report: Report) -> Raw | None:
 
 def by_layer(report: Report, plots: Plots | None) -> Raw:
     """Cold share of each layer: all maps on one scale, and the own map on its own."""
-    if not report.layers:
+    known = None if report.geometry is None else report.geometry.moe_layers
+    rows = [layer for layer in report.layers if known is None or layer.layer in known]
+    if not rows:
         return Raw("")
-    layers = [layer.layer for layer in report.layers]
-    own = [layer.own for layer in report.layers]
+    layers = [layer.layer for layer in rows]
+    own = [layer.own for layer in rows]
     series = [Series("own", "own map", own)]
-    active = None if plots is None else plots.active_share()
-    if active is not None:
-        series.append(Series("active", "active map", active.tolist()))
-    series.append(Series("position", "by position", [s.positional for s in report.layers]))
+    active = None if plots is None or known is None else plots.active_share()
+    if active is not None and known is not None:
+        shares = dict(zip(known, active.tolist(), strict=True))
+        series.append(Series("active", "active map", [shares[layer] for layer in layers]))
+    series.append(Series("position", "by position", [layer.positional for layer in rows]))
     means = ", ".join(f"{s.name} {percent(sum(s.values) / len(s.values))}" for s in series)
     compare = figure(
         "Cold share per layer",
@@ -178,7 +185,7 @@ def _convergence(evidence: Evidence) -> Raw | None:
     points = evidence.convergence
     if not points:
         return None
-    xs = [float(point.tokens) for point in points]
+    xs = [float(min(point.tokens, MOST)) for point in points]
     first, last = points[0], points[-1]
     cold = curve(
         xs,

@@ -59,7 +59,7 @@ def columns(*parts: Raw | None, kind: str = "pair") -> Raw | None:
 def figure(name: str, picture: Raw, caption: str, *more: Raw | None) -> Raw:
     """A named picture in its box, with a caption and whatever belongs to it."""
     words = el("figcaption", el("span", name, class_="name"), ". " + caption)
-    return el("figure", box(picture, f"{name}: picture"), *more, words)
+    return el("figure", box(picture, f"{name}: picture"), *more, words, aria_label=name)
 
 
 def details(summary: str, *content: Raw) -> Raw:

@@ -12,6 +12,9 @@ from ..formats.report import Report
 from ..judgement import INSUFFICIENT_TOKENS, READY_SESSIONS, READY_TOKENS
 from ..reasons import Reason
 
+MOST = 1 << 80
+"""More than anything that is counted or drawn: a report from outside may have any number."""
+
 KEEP = "Keep what is active"
 
 
@@ -60,7 +63,10 @@ def _rejected(report: Report) -> str:
         case Reason.TOO_FEW_DECODE_TOKENS:
             return f"{KEEP}, and record more traffic or widen the window: {_missing(report)}."
         case Reason.NO_SKEW:
-            return "Do not deploy a map for this class: its traffic has too little skew to gain from one."
+            return (
+                "Do not deploy a map for this class: its traffic has too little skew to gain "
+                "from one."
+            )
         case Reason.COLD_SHARE_TOO_HIGH:
             return f"{KEEP}, and keep more rows hot, split the class, or record more traffic."
         case Reason.NOT_BETTER_THAN_CURRENT:
@@ -170,6 +176,7 @@ def band(interval: Interval) -> str:
 
 def size(count: float) -> str:
     """Bytes in the largest binary unit that leaves one or more of it."""
+    count = min(count, MOST)
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= scale:
             return f"{count / scale:,.2f} {unit}"

@@ -156,13 +156,23 @@ class Page:
 
     def value(self, script: str) -> Any:
         """What a JavaScript expression gives. Raises RuntimeError when it throws."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return self._evaluate(script, False)
+
+    def value_of_promise(self, script: str) -> Any:
+        """What a promise is kept with. Raises RuntimeError when it is broken."""
+        return self._evaluate(script, True)
+
+    def _evaluate(self, script: str, promise: bool) -> Any:
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=promise
+        )
         if "exceptionDetails" in found:
             raise RuntimeError(str(found["exceptionDetails"]))
         return found["result"].get("value")
 
-    def press_tab(self) -> None:
-        key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
+    def press(self, name: str, code: int) -> None:
+        """Press and release a key."""
+        key = {"key": name, "code": name, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="rawKeyDown", **key)
         self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 

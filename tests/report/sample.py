@@ -252,7 +252,7 @@ def evidence(shape: Geometry, traffic: Traffic, plots: Plots, share: float) -> E
         bands=(
             Band(from_tokens=0, to_tokens=4096, sessions=41, tokens=24_310, own=share * 0.97),
             Band(from_tokens=4096, to_tokens=32768, sessions=19, tokens=12_020, own=share * 1.04),
-            Band(from_tokens=32768, to_tokens=None, sessions=4, tokens=2_311, own=share * 1.22),
+            Band(from_tokens=32768, to_tokens=131072, sessions=4, tokens=2_311, own=share * 1.22),
         ),
         halves=Ranks(overlap=0.951, churn=0.162, **ranks),
         worst_layers=tuple(shape.moe_layers[i] for i in worst[:5]),
