@@ -7,6 +7,7 @@ spelling gives is a refusal that names all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +107,20 @@ class Config:
         return value if isinstance(value, str) else ""
 
 
+_NOT_FINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?Infinity|NaN', re.DOTALL)
+"""A string, to pass over it, or one of the words that JSON does not have."""
+
+
 def load(path: Path) -> Config:
-    """Read a config.json. Raises FormatError."""
-    return parse(load_json(read_bounded(path, MAX_BYTES), str(path)), str(path))
+    """Read a config.json. Raises FormatError.
+
+    `Infinity`, which Python writes and Nemotron-H's configuration has, is read as null: no number
+    that is looked for can be infinite.
+    """
+    raw = read_bounded(path, MAX_BYTES)
+    if b"Infinity" in raw or b"NaN" in raw:
+        raw = _NOT_FINITE.sub(lambda word: word[0] if word[0][:1] == b'"' else b"null", raw)
+    return parse(load_json(raw, str(path)), str(path))
 
 
 def parse(data: object, source: str) -> Config:

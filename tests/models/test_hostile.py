@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rowmap_jobs.formats.base import FormatError
 from rowmap_jobs.models import geometry, gguf, safetensors
 from rowmap_jobs.models.model import Model
-from tests.models.test_families import CASES
+from tests.models.cases import CASES
 from tests.models.test_gguf import TOKEN, VALUES, experts
 from tests.models.writers import expert_specs, gguf_bytes, text, write_header, write_model
 
