@@ -78,7 +78,8 @@ def halves(census: Census, counts: I64, geometry: Geometry) -> Ranks | None:
     """
     if len(counts) < 2:
         return None
-    order = by_age(census)
-    first = counts[order[0::2]].sum(axis=0)
-    second = counts[order[1::2]].sum(axis=0)
+    first = np.zeros(counts.shape[1:], dtype=np.int64)
+    for session in by_age(census)[0::2]:
+        first += counts[session]
+    second = counts.sum(axis=0) - first
     return compare(of_counts(first, geometry), of_counts(second, geometry), geometry)

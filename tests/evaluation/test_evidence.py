@@ -90,6 +90,8 @@ def test_parts_agree_with_each_other() -> None:
     assert found.change.interval == found.drift.interval
     assert found.matrix.classes == ("agent", "prose")
     assert found.matrix.shares[0][0] == pytest.approx(own)
+    prose = evaluate(traffic("prose", 1), SHAPE, {}).own
+    assert found.matrix.shares[1][1] == pytest.approx(prose)
     # The active map is prose's.
     assert found.matrix.shares[1][0] == pytest.approx(found.change.active)
     assert [effect.traffic_class for effect in found.effects] == ["prose"]
@@ -130,6 +132,9 @@ def test_a_map_from_elsewhere_is_judged_as_it_is() -> None:
     foreign = evidence(agent, SHAPE, own_map(prose), active=own_map(agent))
     assert foreign.change is not None and foreign.change.improvement < 0
     assert foreign.matrix is None
+    # Drift asks what a refit would reach, whatever map is proposed.
+    own = evaluate(agent, SHAPE, {}).own
+    assert foreign.drift is not None and foreign.drift.refit == pytest.approx(own)
     headroom = foreign.baselines.headroom
     assert headroom is not None and headroom < 0.5
 

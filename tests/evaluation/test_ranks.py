@@ -98,6 +98,14 @@ def test_with_few_cold_rows_overlap_hides_what_churn_shows() -> None:
     assert found.overlap == pytest.approx(8 / 9) and found.churn == 1.0
 
 
+def test_a_map_with_fewer_hot_rows_makes_no_cold_row_hot() -> None:
+    shape = layout(1, 4, 2)
+    counts = np.array([[400, 300, 200, 100]])
+    narrow = of_map(place(counts, FINGERPRINT, layout(1, 4, 1)), 4)
+    found = compare(of_counts(counts, shape), narrow, shape)
+    assert (found.overlap, found.churn) == (0.5, 0.0)
+
+
 def test_layers_are_averaged_and_not_mixed() -> None:
     shape = layout(2, 3, 1)
     a = of_counts(np.array([[9, 5, 1], [1, 5, 9]]), shape)

@@ -35,6 +35,8 @@ def test_every_share_of_two_by_three_by_hand() -> None:
     assert [layer.never_seen for layer in result.layers] == [0, 1]
     assert result.random == pytest.approx(2 / 3)
     assert (result.sessions, result.decode_tokens) == (2, 10)
+    # 7 of 14 and 3 of 6: whichever sessions are drawn, it is a half.
+    assert result.interval == pytest.approx((0.5, 0.5))
 
 
 def test_cold_selections_of_two_by_three_by_session_and_layer() -> None:

@@ -55,10 +55,10 @@ def test_skew_of_two_by_three_by_hand() -> None:
 
 
 def test_the_hottest_percent_is_rounded_up() -> None:
-    counts = np.arange(40)
-    assert top_share(counts, 5) == pytest.approx((39 + 38) / 780)
-    assert top_share(counts, 1) == pytest.approx(39 / 780)
-    assert top_share(counts, 10) == pytest.approx((39 + 38 + 37 + 36) / 780)
+    counts = np.arange(45)  # 990 in all
+    assert top_share(counts, 1) == pytest.approx(44 / 990)
+    assert top_share(counts, 5) == pytest.approx((44 + 43 + 42) / 990)
+    assert top_share(counts, 10) == pytest.approx((44 + 43 + 42 + 41 + 40) / 990)
 
 
 def test_entropy_is_one_when_flat_and_nothing_for_one_expert() -> None:
@@ -86,6 +86,12 @@ def test_support_of_two_layers_by_hand() -> None:
     # Second layer: 21 hot against 19 cold, both within two standard errors of each other.
     assert found.undecided == 2
     assert border_mask(total, shape).tolist() == [[False] * 3, [True, True, False]]
+
+
+def test_the_border_is_two_standard_errors_wide() -> None:
+    # 30 / sqrt(170) = 2.3 is decided, 24 / sqrt(176) = 1.8 is not.
+    assert not border_mask(np.array([[100, 70]]), layout(1, 2, 1)).any()
+    assert border_mask(np.array([[100, 76]]), layout(1, 2, 1)).all()
 
 
 def test_columns_that_are_no_experts_are_not_counted() -> None:
