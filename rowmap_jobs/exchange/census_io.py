@@ -166,7 +166,9 @@ def _sessions(given: Sequence[int] | None, total: int, source: str) -> Sequence[
 def _id(counts: Counts, t: int) -> bytes:
     if _HEX.fullmatch(counts.names[t]):
         return bytes.fromhex(counts.names[t])
-    digest = hashlib.sha256(counts.names[t].encode() + b"\0")
+    # A file's name may hold bytes that are no UTF-8.
+    name = counts.names[t].encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(name + b"\0")
     digest.update(np.ascontiguousarray(counts.decode[t]).tobytes())
     if counts.prefill is not None:
         digest.update(np.ascontiguousarray(counts.prefill[t]).tobytes())

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +75,8 @@ def read(path: Path, geometry: Mapping[int, int], top_k: int | None = None) -> C
     source = str(path)
     if not geometry or len(geometry) > MAX_LAYER + 1:
         raise FormatError(source, "geometry", f"{len(geometry)} layers", "a layer at least")
+    if top_k is not None and not 1 <= top_k <= min(geometry.values()):
+        raise FormatError(source, "top-k", top_k, f"1 to {min(geometry.values())}")
     taken = _Taken(source, geometry)
     b12x: bool | None = None
     for number, line in lines(path, source):
@@ -224,13 +227,15 @@ class _Taken:
             made = make_counts(self.source, decode, self.ids, prefill=prefill, names=["all"])
             experts = dict(zip(self.ids, self.experts, strict=True))
             kept = made.layout.layer_ids
-            return _with_layout(made, Layout(kept, tuple(experts[layer] for layer in kept), None))
+            return replace(made, layout=Layout(kept, tuple(experts[layer] for layer in kept), None))
         self._top_k = [top_k] * len(self.ids)
         return self._made(("all",), False)
 
     def sequences(self) -> Counts:
         self._flush()
-        return self._made(tuple(self._names), list(self._names) != [""])
+        if list(self._names) == [""]:
+            return self._made(("all",), False)
+        return self._made(tuple(self._names), True)
 
     def _made(self, names: tuple[str, ...], per_sequence: bool) -> Counts:
         if not names or not self._rows.any():
@@ -253,18 +258,6 @@ class _Taken:
         )
 
 
-def _with_layout(counts: Counts, layout: Layout) -> Counts:
-    return Counts(
-        layout,
-        counts.decode,
-        counts.prefill,
-        counts.rows,
-        counts.names,
-        counts.per_sequence,
-        counts.notes,
-    )
-
-
 def write(counts: Counts, path: Path, form: Literal["plain", "b12x"] = "plain") -> None:
     """Lines of routing with these counts; which ids stand in one row is made up.
 
@@ -283,11 +276,11 @@ def _tables(counts: Counts) -> list[tuple[str, int, I64]]:
 
 
 def _plain(counts: Counts, source: str) -> Iterator[dict[str, object]]:
-    rows, _ = rows_and_top_k(counts, source)
+    rows, top_k = rows_and_top_k(counts, source)
     for t, name in enumerate(counts.names):
         for phase, at, table in _tables(counts):
             for index, layer in enumerate(counts.layout.layer_ids):
-                dealt = deal(table[t, index], int(rows[t, at]))
+                dealt = deal(table[t, index], int(rows[t, at]), top_k[index])
                 for start in range(0, len(dealt), _ROWS_A_LINE):
                     experts = dealt[start : start + _ROWS_A_LINE].tolist()
                     record = {"layer": layer, "phase": phase, "experts": experts}
@@ -307,8 +300,8 @@ def _b12x(counts: Counts, source: str) -> Iterator[dict[str, object]]:
                 ids = np.repeat(np.arange(len(sums)), sums)
                 step = 4096
             else:
-                ids = deal(sums, int(rows[at])).reshape(-1)
-                step = _ROWS_A_LINE * (counts.layout.top_k or (1,))[index]
+                k = (counts.layout.top_k or (1,))[index]
+                ids, step = deal(sums, int(rows[at]), k).reshape(-1), _ROWS_A_LINE * k
             for start in range(0, len(ids), step):
                 part = ids[start : start + step].tolist()
                 yield {"layer": f"layer.{layer}", "phase": phase, "expert_ids": part}

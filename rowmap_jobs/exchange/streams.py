@@ -78,6 +78,8 @@ def opened(path: Path, source: str) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(path.stat().st_mode):
             raise FormatError(source, "file", "no regular file", "a regular file")
         handle = path.open("rb")
+    except FormatError:
+        raise
     except OSError as error:
         found = error.strerror or type(error).__name__
         raise FormatError(source, "file", found, "a readable file") from None

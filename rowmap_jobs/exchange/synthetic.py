@@ -11,7 +11,7 @@ from .base import Counts
 I64 = npt.NDArray[np.int64]
 
 
-def deal(counts: I64, rows: int) -> I64:
+def deal(counts: I64, rows: int, k: int) -> I64:
     """`rows` rows of k distinct ids, int64[rows,k], whose counts are `counts` int64[E].
 
     The ids are written out in order, each as often as it was chosen, and dealt to the rows like
@@ -19,7 +19,7 @@ def deal(counts: I64, rows: int) -> I64:
     rows x k and no count above `rows`, as `Counts` of real routing are.
     """
     ids = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return ids.reshape(-1, rows).T if rows else np.zeros((0, 0), dtype=np.int64)
+    return ids.reshape(k, rows).T
 
 
 def rows_and_top_k(counts: Counts, source: str) -> tuple[I64, tuple[int, ...]]:

@@ -25,6 +25,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -134,9 +135,8 @@ def counter_script(kind: str, path: Path, limit: int) -> int:
                     break
         return done
     for file in sorted(path.glob(f"*.{kind}")):
-        opener = gzip.open if kind == "npy.gz" else open
-        with opener(file, "rb") as handle:
-            array = np.load(io.BytesIO(handle.read()))
+        raw = gzip.decompress(file.read_bytes()) if kind == "npy.gz" else file.read_bytes()
+        array = np.load(io.BytesIO(raw))
         usage = json.loads((path / f"{file.name.split('.')[0]}.json").read_text())["usage"]
         count(array, usage["prompt_tokens"])
         done += array.nbytes
@@ -165,8 +165,8 @@ READERS: dict[str, Callable[[Path], None]] = {
 def measure(paths: dict[str, Path], total: int, repeats: int, counter_bytes: int) -> object:
     out = {}
     for kind, path in paths.items():
-        read_s = best(repeats, lambda path=path, kind=kind: READERS[kind](path))
-        import_s = best(repeats, lambda path=path: routed.read(path, OPTIONS))
+        read_s = best(repeats, partial(READERS[kind], path))
+        import_s = best(repeats, partial(routed.read, path, OPTIONS))
         start = time.process_time()
         done = counter_script(kind, path, min(total, counter_bytes))
         counter_s = (time.process_time() - start) * total / done
