@@ -114,7 +114,7 @@ def _worst(report: Report, own: Sequence[float], layers: Sequence[int]) -> tuple
 
 
 def experts(report: Report, plots: Plots | None) -> Raw:
-    """The rank heatmap, the selections by rank, and both as a table."""
+    """The selections by rank, the rank heatmap, and both as a table."""
     geometry = report.geometry
     if plots is None or geometry is None:
         return Raw("")
@@ -136,7 +136,7 @@ def experts(report: Report, plots: Plots | None) -> Raw:
         "right of it are cold. A layer that is still light at the border wants more hot rows.",
         heatmap.use_legend(),
     )
-    return section("experts", "Experts", ranks, use, _expert_table(geometry, plots))
+    return section("experts", "Experts", use, ranks, _expert_table(geometry, plots))
 
 
 def _expert_table(geometry: Geometry, plots: Plots) -> Raw:

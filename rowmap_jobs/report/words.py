@@ -132,7 +132,7 @@ def speed(report: Report) -> Fact | None:
     today = "" if roof.now is None else f"now {band(roof.now)}, "
     return Fact(
         "Decode speed predicted",
-        f"{band(roof.predicted)} tokens/s",
+        f"{band(roof.predicted)} tok/s",
         f"{today}ceiling {number(roof.ceiling)}; one sequence at concurrency {roof.concurrency}",
     )
 

@@ -227,7 +227,7 @@ def test_the_heatmap_shows_its_pixels(show: Show, whole: tuple[Report, Plots], s
     page = show(source)
     shown = page.value_of_promise(
         "(async () => { const image = new Image();"
-        "image.src = document.querySelector('image').getAttribute('href');"
+        "image.src = document.querySelectorAll('image')[1].getAttribute('href');"
         "await image.decode();"
         "const canvas = document.createElement('canvas');"
         "canvas.width = image.naturalWidth; canvas.height = image.naturalHeight;"

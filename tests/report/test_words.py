@@ -97,7 +97,7 @@ def test_the_numbers_are_those_of_the_report(sample: tuple[Report, Plots]) -> No
     low, high = report.own_interval
     assert predicted.detail == f"95% interval {low:.2%} to {high:.2%}, leave one session out"
     assert gain.value == f"{100 * report.evidence.change.improvement:+.2f} points"
-    assert speed.value == "124 to 161 tokens/s" and "now 98.0 to 144, ceiling 161" in speed.detail
+    assert speed.value == "124 to 161 tok/s" and "now 98.0 to 144, ceiling 161" in speed.detail
     assert counted.value == f"{report.counted.decode_tokens:,} tokens"
 
 
