@@ -149,6 +149,14 @@ def test_an_id_that_wrapped_repeats_another_or_is_beyond() -> None:
     assert "found ids [44, 44], expected 2 distinct ids" in refused(ids.astype(np.uint8), 512)
 
 
+@pytest.mark.parametrize(("experts", "wrap"), [(8, 256), (300, 65536)])
+def test_an_id_that_would_wrap_into_range_is_beyond(experts: int, wrap: int) -> None:
+    """Wide ids are narrowed for speed: only once they are known to fit."""
+    ids = routed(40, experts=experts, dtype=np.int64)
+    ids[7, 1, 0] += wrap
+    assert f"ids[layer 1]: found id {int(ids[7, 1, 0])}, expected" in refused(ids, experts)
+
+
 def test_ids_are_widened_before_any_arithmetic() -> None:
     """uint16 ids of 512 experts broke on max and arange (NeMo-RL#4240)."""
     ids = routed(2000, layers=3, experts=512, k=10, dtype=np.uint16)
@@ -202,7 +210,8 @@ def test_one_row_written_for_all_output_tokens_is_no_routing() -> None:
     assert text.startswith("r.npy: ids: found 19 of 20 rows equal to the row before in every layer")
 
 
-def test_repeated_rows_across_chunks_are_seen() -> None:
+def test_repeated_rows_across_chunks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "_CHUNK_BYTES", 800)  # 100 rows
     ids = np.repeat(routed(10000, experts=64), 3, axis=0)
     assert "found 20000 of 30000 rows equal" in refused(ids, 64)
 
