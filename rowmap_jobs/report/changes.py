@@ -7,6 +7,7 @@ from ..formats.report import Report
 from .charts import layer_bars
 from .markup import Raw, el, join
 from .plots import Plots
+from .shares import part
 from .style import TINTS
 from .tables import columns, figure, pairs, row, section, table, wide
 from .words import band, number, percent, points, regret, size
@@ -129,7 +130,7 @@ def _matrix(matrix: Matrix | None) -> Raw | None:
     for i, (name, shares) in enumerate(zip(matrix.classes, matrix.shares, strict=False)):
         cells = []
         for j, share in enumerate(shares):
-            tint = min(max(round(share / most * (len(TINTS) - 1)), 0), len(TINTS) - 1)
+            tint = round(part(share, most) * (len(TINTS) - 1))
             kind = f"t{tint} diagonal" if i == j else f"t{tint}"
             cells.append(el("td", percent(share), class_=kind))
         worst = regret(matrix.regret[i]) if i < len(matrix.regret) else ""

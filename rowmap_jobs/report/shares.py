@@ -46,15 +46,21 @@ def compared(report: Report) -> Raw:
     for name, share, kind in rows:
         mine = span if kind == "own" else None
         note = f"{percent(mine[0])} to {percent(mine[1])}" if mine else ""
-        bar = _track(share / most, kind, (mine[0] / most, mine[1] / most) if mine else None)
+        ends = (part(mine[0], most), part(mine[1], most)) if mine else None
+        bar = _track(part(share, most), kind, ends)
         lines.append(row(name, percent(share), note, bar, here=kind == "own"))
-    heads = ("rows hot", "cold share", "95% interval", "")
+    heads = ("rows hot", "cold share", "95% interval", f"bar: 0 to {percent(most)}")
     caption = "Cold share: decode selections of this class that wait for slow memory"
     return section("share", "Cold share", table(caption, heads, lines), _headroom(report))
 
 
-def _track(part: float, kind: str, span: tuple[float, float] | None) -> Raw:
-    bars = [el("i", class_=kind or None, style=f"width:{100 * part:.2f}%")]
+def part(share: float, most: float) -> float:
+    """`share` on a scale that ends at `most`, kept within 0 and 1."""
+    return min(max(share / most, 0.0), 1.0)
+
+
+def _track(length: float, kind: str, span: tuple[float, float] | None) -> Raw:
+    bars = [el("i", class_=kind or None, style=f"width:{100 * length:.2f}%")]
     if span is not None:
         low, high = span
         style = f"left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"
