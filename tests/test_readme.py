@@ -16,6 +16,7 @@ FINE = {
     *("ServingUnhooked", "AllPodsReportDigest", "CompileCacheHit", "NotPaused", "Paused"),
     "NotRolledBack",
     *("TranscriptsFound", "ProfileStarted", "TrafficClassSwitched"),
+    *("MeasuredRecently", "TemplateRestored"),
     *("Accepted", "Probed", "Fetched"),
 }
 

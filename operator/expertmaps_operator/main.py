@@ -24,7 +24,7 @@ from .act.events import Recorder
 from .act.executor import Executor
 from .act.turn import Reconciler
 from .act.workload import dry_run
-from .decide import expertmap, lane, trafficclass
+from .decide import expertmap, lane, orphan, trafficclass
 from .decide.lane_probe import probe_patch
 from .health import Health, HealthServer
 from .lease import Lease
@@ -32,7 +32,14 @@ from .metrics import Metrics
 from .observe.index import Index
 from .observe.kube import ApiError, Kube, connect
 from .observe.ledger import Ledger
-from .observe.resources import EXPERT_LANE, EXPERT_MAP, TRAFFIC_CLASS, WATCHED, Resource
+from .observe.resources import (
+    DEPLOYMENT,
+    EXPERT_LANE,
+    EXPERT_MAP,
+    TRAFFIC_CLASS,
+    WATCHED,
+    Resource,
+)
 from .observe.resync import INTERVAL_SECONDS, Resync
 from .observe.snapshots import Observer
 from .observe.status_port import StatusPorts
@@ -53,6 +60,7 @@ DECIDE: dict[str, Callable[[Any, datetime], Plan]] = {
     EXPERT_MAP.kind: expertmap.decide,
     EXPERT_LANE.kind: lane.decide,
     TRAFFIC_CLASS.kind: trafficclass.decide,
+    DEPLOYMENT.kind: orphan.decide,
 }
 
 log = logging.getLogger("expertmaps_operator")

@@ -74,6 +74,20 @@ class MapObject:
 
 
 @dataclass(frozen=True)
+class Child:
+    """A ConfigMap of ours that belongs to a lane."""
+
+    name: str
+    uid: str
+    role: str
+    """`map` or `hook`."""
+    digest: str
+    """Of its annotation; a hook's name has the digest alone, then it is empty."""
+    traffic_class: str
+    """The class that a map was made for; empty when its label is gone."""
+
+
+@dataclass(frozen=True)
 class PodReport:
     """A pod's status port: `status` or, when it could not be read, `error` in one line."""
 
@@ -133,8 +147,25 @@ class LaneSnapshot:
     job_pods: tuple[Manifest, ...]
     slots: Slots
     settings: Settings
+    all_maps_readable: bool = True
+    """No ExpertMap of the namespace is left out of `maps` because its spec cannot be read."""
+    children: tuple[Child, ...] = ()
+    """The lane's ConfigMaps."""
+    mounted: frozenset[str] = frozenset()
+    """ConfigMaps that the workload's template, its ReplicaSets, pods of them or unfinished profile
+    Jobs of the lane name."""
     dry_run_conflicts: tuple[str, ...] = field(default_factory=tuple)
     """Field paths with their managers that a dry-run apply of the wanted template conflicts on."""
+
+
+@dataclass(frozen=True)
+class OrphanSnapshot:
+    """For a workload that a lane claims which is not there any more."""
+
+    workload: Manifest
+    lane: str
+    children: tuple[Child, ...]
+    mounted: frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Band(Strict):
     """Sessions whose prompt length lies in [from, to)."""
 
     from_tokens: int
-    to_tokens: int | None
+    to_tokens: int | None = None
     sessions: int
     tokens: int
     own: float

@@ -25,6 +25,7 @@ ANNOTATION_MAP_DIGEST = f"{GROUP}/map-digest"
 ANNOTATION_HOOK_DIGEST = f"{GROUP}/hook-digest"
 ANNOTATION_ROW_SET_DIGEST = f"{GROUP}/row-set-digest"
 ANNOTATION_CLASS = f"{GROUP}/traffic-class"
+ANNOTATION_DELETION_POLICY = f"{GROUP}/deletion-policy"
 ANNOTATION_RUN_SPEC_HASH = f"{GROUP}/run-spec-hash"
 
 # Environment of the hook. Everything here is constant after a lane is adopted.

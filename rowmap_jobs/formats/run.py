@@ -36,6 +36,8 @@ class Acceptance(Strict):
     min_decode_tokens: int = Field(default=8000, ge=0)
     max_cold_share_percent: float | None = None
     max_cold_share_vs_positional: float | None = None
+    min_improvement_points: float = Field(default=0.2, ge=0)
+    """Against the active map on the same transcripts, in percentage points."""
 
 
 class Owner(Strict):
@@ -71,6 +73,8 @@ class RunSpec(Strict):
     hot_bytes: int | None = Field(default=None, ge=0)
     frozen_geometry: Geometry | None = None
     """The lane's geometry; the map must have exactly this one."""
+    active_map_digest: Digest | None = None
+    """The class's accepted map: a new one must beat it on the same transcripts."""
     other_map_digests: dict[str, Digest] = Field(default_factory=dict)
     """Accepted maps of the lane's other classes: the report compares against them."""
     server_url: str = "http://127.0.0.1:8000"

@@ -22,6 +22,10 @@ SHORT = (
 DOTLESS = "metadata.name: write a name without a dot, because an ExpertMap is named <lane>.<class>"
 PERIOD = "write a duration in hours, minutes and seconds, such as 168h or 1h30m"
 BYTES = "write whole bytes with an optional suffix, such as 180Gi"
+SCHEDULE = (
+    "write five fields (minute, hour, day of month, month, day of week) such as '0 3 * * 1', or "
+    "@daily"
+)
 NUMBER = 'write a number of at most six digits before and after the dot, such as "0.5"'
 PREFIX = "write a prefix that does not start with / and ends with /, such as prod/"
 ADDRESS = "write an address such as https://host:9000, without query"
@@ -156,6 +160,32 @@ CREATED: list[Case] = [
         {"spec.acceptance.maxColdShareVsPositional": ".5"},
         "spec.acceptance.maxColdShareVsPositional",
         NUMBER,
+    ),
+    (
+        "ExpertMap",
+        {"spec.acceptance.minImprovementPoints": "-1"},
+        "spec.acceptance.minImprovementPoints",
+        NUMBER,
+    ),
+    (
+        "ExpertMap",
+        {"spec.schedule": "TZ=Europe/Berlin 0 3 * * 1"},
+        "spec.schedule",
+        "write the time zone in spec.timeZone, not in the schedule",
+    ),
+    ("ExpertMap", {"spec.schedule": "0 3 * *"}, "spec.schedule", SCHEDULE),
+    ("ExpertMap", {"spec.schedule": "@reboot"}, "spec.schedule", SCHEDULE),
+    (
+        "ExpertMap",
+        {"spec.timeZone": "Europe/Berlin"},
+        "spec",
+        "write a schedule beside timeZone, or leave timeZone out",
+    ),
+    (
+        "ExpertMap",
+        {"spec.startingDeadlineSeconds": 60},
+        "spec",
+        "write a schedule beside startingDeadlineSeconds, or leave that out",
     ),
 ]
 CHANGED: list[Case] = [

@@ -198,7 +198,7 @@ def test_kopf_needs_nothing_besides(release: Release, lane: Objects, tmp_path: P
     arguments = (json.dumps(watched), release.watched)
     with _as_operator(release, tmp_path, "watcher.py", *arguments) as log:
         seen = "SEEN expertlanes lane-a"
-        wait_for("kopf sees the lane", lambda: seen in log.read_text(), 30)
+        wait_for("kopf sees the lane", lambda: seen in log.read_text(), 120)
         # A watch that is refused says so when it starts; all start together.
         time.sleep(1)
     _assert_nothing_was_refused(log)
@@ -217,7 +217,7 @@ def test_the_operator_runs_with_its_flags_and_rights(
         return bool(lane.get("ExpertLane").get("status", {}).get("conditions"))
 
     with _as_operator(release, tmp_path, "-m", "expertmaps_operator", *flags) as log:
-        wait_for("the lane has conditions", reported, 60, 0.2)
+        wait_for("the lane has conditions", reported, 180, 0.2)
     (ready,) = [
         one for one in lane.get("ExpertLane")["status"]["conditions"] if one["type"] == "Ready"
     ]

@@ -7,6 +7,7 @@ about a real cluster.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,8 +16,9 @@ from expertmaps_operator.api.expertlane import ExpertLane
 from expertmaps_operator.api.expertmap import ExpertMap
 from expertmaps_operator.build import workload_fields as fields
 from expertmaps_operator.decide.lane import decide
-from expertmaps_operator.plan import ApplyWorkload, Create, Plan
-from expertmaps_operator.snapshot import LanePod, LaneSnapshot, PodReport, Slots
+from expertmaps_operator.observe.facts import config_maps_of_pod
+from expertmaps_operator.plan import ApplyWorkload, Create, DeleteConfigMap, Plan
+from expertmaps_operator.snapshot import Child, LanePod, LaneSnapshot, PodReport, Slots
 from rowmap_jobs.formats import names
 from rowmap_jobs.formats.rowmap import RowMap
 from tests.operator.lane_objects import (
@@ -87,6 +89,7 @@ class World:
         self.owned: dict[str, Any] = {}
         self.applies: list[ApplyWorkload] = []
         self.events: list[str] = []
+        self.collected: list[str] = []
         self.made: dict[str, int] = {}
         self.settings = SETTINGS
         self.slots = 0
@@ -119,8 +122,23 @@ class World:
             job_pods=(),
             slots=Slots(profiles=0, rollouts=self.slots),
             settings=self.settings,
+            children=tuple(self._children()),
+            mounted=frozenset(self.mounted()),
             dry_run_conflicts=self.conflicts,
         )
+
+    def _children(self) -> Iterator[Child]:
+        for digest in sorted(self.maps & set(self.known)):
+            name = names.map_configmap("lane-a", digest)
+            yield Child(name, f"uid-{name}", names.ROLE_MAP, digest, "")
+        for name in sorted(item for item in self.config_maps if "-hook-" in item):
+            yield Child(name, f"uid-{name}", names.ROLE_HOOK, "", "")
+
+    def mounted(self) -> set[str]:
+        """ConfigMaps that a pod can still be started with."""
+        templates = [self.workload["spec"]["template"]]
+        templates += [item.template for item in self.sets] + [pod.template for pod in self.pods]
+        return {name for item in templates for name in config_maps_of_pod(item)}
 
     def _set_manifest(self, item: ReplicaSet) -> dict[str, Any]:
         template = _copy(item.template)
@@ -195,6 +213,12 @@ class World:
         self.lane = ExpertLane.model_validate({**wire, "status": plan.status})
 
     def act(self, action: Any) -> None:
+        if isinstance(action, DeleteConfigMap):
+            assert action.name not in self.mounted(), "a ConfigMap that a pod needs"
+            self.maps = {d for d in self.maps if names.map_configmap("lane-a", d) != action.name}
+            self.config_maps.discard(action.name)
+            self.collected.append(action.name)
+            return
         if isinstance(action, Create):
             if action.manifest["kind"] == "Job":
                 self.jobs.append(dict(action.manifest))

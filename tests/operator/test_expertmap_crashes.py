@@ -125,7 +125,14 @@ def test_a_crash_after_any_step_comes_to_the_same(
 
 def _timeless(value: object) -> object:
     if isinstance(value, dict):
-        times = ("startedAt", "finishedAt", "acceptedAt", "lastTransitionTime", "message")
+        times = (
+            "startedAt",
+            "finishedAt",
+            "acceptedAt",
+            "lastSuccessfulTime",
+            "lastTransitionTime",
+            "message",
+        )
         return {key: _timeless(item) for key, item in value.items() if key not in times}
     return [_timeless(item) for item in value] if isinstance(value, list) else value
 

@@ -9,11 +9,15 @@ import pytest
 from expertmaps_operator.build import workload_fields as fields
 from expertmaps_operator.plan import ApplyWorkload, Create, DeleteJob
 from expertmaps_operator.snapshot import MapObject
-from rowmap_jobs.formats import names
+from rowmap_jobs.formats import names, rowmap
 from tests.operator.lane_objects import (
     AGENT,
+    FINGERPRINT,
+    GEOMETRY,
     HOOK,
+    HOOK_ERROR,
     PROSE,
+    report,
     row_map,
     sha,
 )
@@ -54,6 +58,37 @@ def test_scaling_to_zero_holds_the_rollout() -> None:
     world.now += timedelta(hours=2)
     world.workload["spec"]["replicas"] = 2
     world.until("Verified")
+
+
+def test_a_map_of_a_fine_tune_is_tried_on_no_pod() -> None:
+    world = World(replicas=2).until("Verified").run(3)
+    fine_tune = FINGERPRINT.model_copy(update={"router": sha("another router")})
+    rows = {0: ([2, 3], [0, 1]), 1: ([2, 3], [0, 1])}
+    world.classes["prose"] = stranger = rowmap.build(fine_tune, GEOMETRY, rows)
+    world.maps.add(stranger.digest)
+    pods = [pod.name for pod in world.pods]
+    world.edit(activeTrafficClass="prose")
+    world.run(10)
+    assert world.condition("Ready") == ("False", "FingerprintMismatch")
+    assert [pod.name for pod in world.pods] == pods
+    (ready,) = [one for one in world.lane.status.conditions if one.type == "Ready"]
+    assert f"router {sha('another router')}, expected {sha('router')}" in ready.message
+    assert "runAt" in ready.message
+
+
+def test_after_a_new_model_was_rolled_out_its_own_map_is_taken() -> None:
+    world = World(replicas=2).until("Verified").run(3)
+    fine_tune = FINGERPRINT.model_copy(update={"router": sha("another router")})
+    rows = {0: ([2, 3], [0, 1]), 1: ([2, 3], [0, 1])}
+    stranger = rowmap.build(fine_tune, GEOMETRY, rows)
+    world.classes["agent"] = stranger
+    world.maps.add(stranger.digest)
+    # The pods run the new model, so that the hook refuses the old map.
+    world.reports[AGENT.digest] = report(AGENT, **HOOK_ERROR)
+    world.reports[stranger.digest] = report(stranger, fingerprint=fine_tune)
+    world.run(3).until("Verified")
+    assert world.lane.status.active is not None
+    assert world.lane.status.active.digest == stranger.digest
 
 
 def test_equal_rows_restart_nothing() -> None:

@@ -45,6 +45,7 @@ def test_the_patch_holds_exactly_the_fields_of_the_lane() -> None:
             "name": "vllm",
             "namespace": "ns",
             "labels": {"expertmaps.dev/lane": "lane-a"},
+            "annotations": {"expertmaps.dev/deletion-policy": "Retain"},
         },
         "spec": {
             "minReadySeconds": 864000,

@@ -66,7 +66,11 @@ def test_a_workload_is_found_by_reference_and_by_label() -> None:
     assert keys(DEPLOYMENT, deployment()) == {LANE, AGENT, PROSE}
     claimed = {**deployment("another"), "status": {"observedGeneration": 1}}
     claimed["metadata"]["labels"] = {names.LABEL_LANE: "lane-b"}
-    assert keys(DEPLOYMENT, claimed) == {Key("ExpertLane", NS, "lane-b")}
+    left = Key("Deployment", NS, "another")
+    assert keys(DEPLOYMENT, claimed) == {Key("ExpertLane", NS, "lane-b"), left}
+    ours = {**deployment(), "status": {"observedGeneration": 1}}
+    ours["metadata"]["labels"] = {names.LABEL_LANE: "lane-a"}
+    assert keys(DEPLOYMENT, ours) == {LANE}
     assert keys(DEPLOYMENT, {**deployment("foreign"), "status": {"observedGeneration": 1}}) == set()
 
 
@@ -105,6 +109,16 @@ def test_a_config_map_of_ours_looks_at_its_lane() -> None:
     ours["metadata"]["namespace"] = NS
     assert keys(CONFIG_MAP, ours) == {LANE, AGENT, PROSE}
     assert keys(CONFIG_MAP, {"metadata": {"name": "x", "namespace": NS}}) == set()
+
+
+def test_what_a_lane_left_is_found_through_the_workload() -> None:
+    index = filled()
+    left = Key("Deployment", NS, "server")
+    assert left in index.keys(EXPERT_LANE, lane(), deleted=True)
+    ours = map_config_map()
+    ours["metadata"]["namespace"] = NS
+    ours["metadata"]["ownerReferences"] = owned_by("Deployment", "server")
+    assert left in index.keys(CONFIG_MAP, ours, deleted=False)
 
 
 def test_what_is_deleted_is_forgotten() -> None:

@@ -16,6 +16,7 @@ from expertmaps_operator.snapshot import (
     Invalid,
     LaneSnapshot,
     MapSnapshot,
+    OrphanSnapshot,
     PodReport,
     Settings,
 )
@@ -228,3 +229,37 @@ def test_the_port_is_the_pods_own() -> None:
     assert status_address(there, 9477) == ("p", "10.0.0.1", 9477)
     there["status"]["phase"] = "Failed"
     assert status_address(there, 9477) is None
+
+
+def claimed(**annotations: str) -> dict[str, Any]:
+    found = deployment()
+    found["metadata"]["labels"] = {names.LABEL_LANE: "lane-a"}
+    found["metadata"]["annotations"] = annotations
+    return found
+
+
+def test_a_workload_of_a_lane_that_is_gone(api: FakeApi, kube: Kube) -> None:
+    fill(api)
+    api.put(f"{APPS}/deployments/server", claimed())
+    assert observer(kube).observe("Deployment", NS, "server") is None, "its lane is there"
+    del api.objects[f"{CUSTOM}/expertlanes/lane-a"]
+    ours = map_config_map()
+    ours["metadata"]["ownerReferences"] = owned_by("Deployment", "server")
+    api.put(f"{CORE}/configmaps/{ours['metadata']['name']}", ours)
+    seen = observer(kube).observe("Deployment", NS, "server")
+    assert seen is not None
+    found = seen.snapshot
+    assert isinstance(found, OrphanSnapshot)
+    assert found.lane == "lane-a"
+    # The hook's ConfigMap of the fixture has no owner: it is another workload's.
+    assert [child.name for child in found.children] == [ours["metadata"]["name"]]
+
+
+def test_a_workload_that_its_lane_does_not_name_any_more(api: FakeApi, kube: Kube) -> None:
+    fill(api)
+    api.put(f"{APPS}/deployments/server", claimed())
+    api.put(f"{CUSTOM}/expertlanes/lane-a", lane(workloadRef={"name": "another"}))
+    seen = observer(kube).observe("Deployment", NS, "server")
+    assert seen is not None
+    assert isinstance(seen.snapshot, OrphanSnapshot)
+    assert observer(kube).observe("Deployment", NS, "nowhere") is None

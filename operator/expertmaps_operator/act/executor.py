@@ -21,7 +21,7 @@ from ..plan import (
     PatchJob,
     Plan,
 )
-from ..snapshot import LaneSnapshot
+from ..snapshot import LaneSnapshot, OrphanSnapshot
 from . import status, workload
 from .events import Recorder
 
@@ -129,7 +129,7 @@ class Executor:
 
 def _workload_uid(observed: Observed) -> str:
     snapshot = observed.snapshot
-    if not isinstance(snapshot, LaneSnapshot) or snapshot.workload is None:
+    if not isinstance(snapshot, LaneSnapshot | OrphanSnapshot) or snapshot.workload is None:
         raise ValueError(f"{observed.resource.kind} {observed.name}: no workload to apply to")
     return str(snapshot.workload["metadata"]["uid"])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..metrics import Metrics
 from ..observe import facts
-from ..observe.resources import JOB
+from ..observe.resources import CUSTOM, JOB
 from ..observe.snapshots import Observed, Observer, Snapshot
 from ..plan import Create, Plan
 from ..queue import Key
@@ -100,8 +100,11 @@ class Reconciler:
         if observed is None:
             self._metrics.forget(key)
             return "gone", None
-        before = observed.manifest.get("status") or {}
-        self._metrics.state(key, before)
+        # A workload's status is its controller's: neither shown here nor written.
+        ours = observed.resource in CUSTOM
+        before = (observed.manifest.get("status") or {}) if ours else {}
+        if ours:
+            self._metrics.state(key, before)
         if observed.manifest["metadata"].get("deletionTimestamp"):
             return "gone", None
         plan = self._decide[key.kind](observed.snapshot, self._clock())

@@ -57,6 +57,16 @@ MODEL_RULES: dict[str, Rules] = {
             "write exactly one of hotExpertsPerLayer and hotBytes",
         )
     ],
+    "ExpertMapSpec": [
+        cel(
+            "has(self.schedule) || !has(self.timeZone)",
+            "write a schedule beside timeZone, or leave timeZone out",
+        ),
+        cel(
+            "has(self.schedule) || !has(self.startingDeadlineSeconds)",
+            "write a schedule beside startingDeadlineSeconds, or leave that out",
+        ),
+    ],
     "UpdateSpec": [
         cel(
             "self.progressDeadlineSeconds > self.minReadySeconds",
@@ -124,6 +134,18 @@ FIELD_RULES: dict[tuple[str, str], Rules] = {
             f"!self.matches(r'{DECIMAL_PATTERN}') || double(self) <= 100.0",
             'write at most "100"',
         )
+    ],
+    ("ExpertMapSpec", "schedule"): [
+        cel(
+            "!self.contains('TZ')",
+            "write the time zone in spec.timeZone, not in the schedule",
+        ),
+        cel(
+            r"self.contains('TZ') || self.matches(r'^(@(yearly|annually|monthly|weekly|daily|"
+            r"midnight|hourly)|[^ ]+( +[^ ]+){4})$')",
+            "write five fields (minute, hour, day of month, month, day of week) such as "
+            "'0 3 * * 1', or @daily",
+        ),
     ],
     ("TrafficClassSpec", "window"): [
         cel("self.matches('[1-9]')", "write more than 0, such as 168h")

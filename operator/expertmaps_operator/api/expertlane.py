@@ -131,6 +131,11 @@ class ExpertLaneSpec(SpecModel):
     rollback: RollbackSpec = Field(
         default_factory=RollbackSpec, description="What a failed rollout leads to."
     )
+    deletion_policy: Literal["Retain", "Restore"] = Field(
+        default="Retain",
+        description="What the deletion of this object does to the workload. Retain: it serves on "
+        "with its map. Restore: it gets its own pod template back, which restarts its pods.",
+    )
     paused: bool = Field(
         default=False, description="Freeze the lane in place: nothing of it is changed."
     )

@@ -55,6 +55,12 @@ class AcceptanceSpec(SpecModel):
         default="0.5",
         description="Highest cold share as a ratio to that of a map by position.",
     )
+    min_improvement_points: Decimal = Field(
+        default="0.2",
+        description="Percentage points of cold share that a new map must be better by than the "
+        "accepted one on the same transcripts (leave-one-session-out); the low end of the "
+        "difference's interval must be above zero too.",
+    )
 
 
 class ExpertMapSpec(SpecModel):
@@ -62,6 +68,30 @@ class ExpertMapSpec(SpecModel):
 
     lane_ref: LocalRef = Field(description="The ExpertLane that the map is for; immutable.")
     traffic_class_ref: LocalRef = Field(description="The TrafficClass that is measured; immutable.")
+    schedule: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Measure again at these times, in a CronJob's format, such as '0 3 * * 1'. The "
+        "first run starts at once.",
+    )
+    time_zone: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Time zone of the schedule, such as Europe/Berlin; UTC without it.",
+    )
+    suspend: bool = Field(
+        default=False,
+        description="Start no run but those that runAt asks for; one that goes on is not stopped.",
+    )
+    starting_deadline_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=31536000,
+        description="How late a scheduled run may start; a later one is left out. Without it the "
+        "newest missed run is made up for, however late.",
+    )
     run_at: str | None = Field(
         default=None,
         max_length=64,
@@ -136,6 +166,16 @@ class ExpertMapStatus(StatusModel):
         default=None, description="The newest run; running while it has no finishedAt."
     )
     failed_attempts: int = Field(default=0, description="Runs failed since the last success.")
+    last_schedule_time: str | None = Field(
+        default=None,
+        description="The newest time of the schedule for which a run was started.",
+        json_schema_extra={"format": "date-time"},
+    )
+    last_successful_time: str | None = Field(
+        default=None,
+        description="When the newest run ended that measured, whether its map is used or not.",
+        json_schema_extra={"format": "date-time"},
+    )
 
 
 class ExpertMap(StatusModel):

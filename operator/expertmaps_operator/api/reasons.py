@@ -12,6 +12,7 @@ class ConditionType(StrEnum):
     PROFILING = "Profiling"
     ACCEPTED = "Accepted"
     STORE_READY = "StoreReady"
+    FRESH = "Fresh"
     PROGRESSING = "Progressing"
     VERIFIED = "Verified"
     HASH_HIT = "HashHit"
@@ -42,6 +43,9 @@ class Reason(StrEnum):
     WAITING_FOR_SLOT = "WaitingForSlot"
     WRITE_VERIFIED = "WriteVerified"
     NOT_PROBED = "NotProbed"
+    MEASURED_RECENTLY = "MeasuredRecently"
+    TWO_PERIODS_OLD = "TwoPeriodsOld"
+    NEVER_MEASURED = "NeverMeasured"
     ENGINE_POD_FAILED = "EnginePodFailed"
     ENGINE_OUT_OF_MEMORY = "EngineOutOfMemory"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -63,6 +67,7 @@ class Reason(StrEnum):
     MAP_UNAVAILABLE = "MapUnavailable"
     GEOMETRY_MISMATCH = "GeometryMismatch"
     CHECKSUM_MISMATCH = "ChecksumMismatch"
+    FINGERPRINT_MISMATCH = "FingerprintMismatch"
     FETCHING_MAP = "FetchingMap"
 
     # ExpertLane: a rollout and its result.
@@ -104,6 +109,7 @@ class Reason(StrEnum):
     PROFILE_STARTED = "ProfileStarted"
     MAP_REJECTED = "MapRejected"
     TRAFFIC_CLASS_SWITCHED = "TrafficClassSwitched"
+    TEMPLATE_RESTORED = "TemplateRestored"
 
 
 class RolloutState(StrEnum):

@@ -147,6 +147,7 @@ def run_spec(parts: ProfileParts, run: str) -> RunSpec | Refusal:
     """What the runner is told; refused (InvalidSpec) when the specs do not make a run."""
     lane, tc, map_ = parts.lane, parts.traffic_class, parts.map
     residency, replay, accept = lane.spec.residency, tc.spec.replay, map_.spec.acceptance
+    accepted = map_.status.accepted
     if (residency.hot_experts_per_layer is None) == (residency.hot_bytes is None):
         return Refusal(
             Reason.INVALID_SPEC,
@@ -172,10 +173,12 @@ def run_spec(parts: ProfileParts, run: str) -> RunSpec | Refusal:
                 min_decode_tokens=accept.min_decode_tokens,
                 max_cold_share_percent=_number(accept.max_cold_share_percent),
                 max_cold_share_vs_positional=_number(accept.max_cold_share_vs_positional),
+                min_improvement_points=float(accept.min_improvement_points),
             ),
             hot_experts_per_layer=residency.hot_experts_per_layer,
             hot_bytes=None if hot_bytes is None else quantity_bytes(hot_bytes),
             frozen_geometry=parts.frozen_geometry,
+            active_map_digest=accepted.digest if accepted is not None else None,
             other_map_digests=dict(parts.other_map_digests),
             server_url=f"http://127.0.0.1:{lane.spec.server.port}",
             status_url=f"http://127.0.0.1:{lane.spec.hook.status_port}/status",

@@ -71,6 +71,8 @@ def workload_patch(
             "name": lane.spec.workload_ref.name,
             "namespace": lane.metadata.namespace,
             "labels": {names.LABEL_LANE: lane.metadata.name},
+            # On the workload: it must be known when the lane is deleted while no operator runs.
+            "annotations": {names.ANNOTATION_DELETION_POLICY: lane.spec.deletion_policy},
         },
     }
     return {**patch, "spec": spec} if spec else patch
@@ -173,8 +175,11 @@ def template_released(workload: Manifest) -> bool:
 
 
 def gate_holds(workload: Manifest, patch: Manifest) -> bool:
-    """Whether label and gate are as in the patch (a patch without gate fields releases them)."""
-    if not fields.holds(workload.get("metadata"), {"labels": patch["metadata"]["labels"]}):
+    """Whether label, annotation and gate are as in the patch (one without gate fields releases
+    them).
+    """
+    own = {key: patch["metadata"][key] for key in ("labels", "annotations")}
+    if not fields.holds(workload.get("metadata"), own):
         return False
     gate = {key: value for key, value in (patch.get("spec") or {}).items() if key != "template"}
     if not gate:

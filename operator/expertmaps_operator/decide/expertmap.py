@@ -27,6 +27,7 @@ from . import expertmap_jobs as jobs
 from .conditions import Status, one_line, parse_timestamp, timestamp
 from .expertmap_accept import accepted_map, confirm
 from .expertmap_checks import PREREQUISITES, TURN, WAITING, Scene, first_failure, parts
+from .expertmap_fresh import fresh
 from .expertmap_run import Progress, Result, gone, look
 from .expertmap_schedule import BACKOFF, Due, minute_of, next_run, run_name
 
@@ -87,6 +88,7 @@ def decide(snapshot: MapSnapshot, now: datetime) -> Plan:
         _idle(turn)
     _store(turn)
     _summary(turn)
+    _freshness(turn)
     _housekeeping(turn)
     return _plan(turn)
 
@@ -171,6 +173,8 @@ def _begin(turn: Turn, map_: ExpertMap, due: Due) -> None:
     if not _start(turn, run):
         return
     turn.update(run=run, failed_attempts=0 if due.fresh else turn.status.failed_attempts)
+    if due.scheduled:
+        turn.update(last_schedule_time=timestamp(due.at))
     message = f"run {run.name} measures the map of TrafficClass {map_.spec.traffic_class_ref.name}"
     turn.events.append(Event("Normal", Reason.PROFILE_STARTED, message))
 
@@ -221,6 +225,8 @@ def _finish(turn: Turn, run: ProfileRun, result: Result) -> None:
     )
     failed = result.outcome == "Failed"
     turn.update(run=run, failed_attempts=turn.status.failed_attempts + 1 if failed else 0)
+    if not failed:
+        turn.update(last_successful_time=timestamp(turn.now))
     accepted = accepted_map(turn.scene, result, run.name, turn.now)
     if accepted is not None:
         turn.update(accepted=accepted)
@@ -311,6 +317,15 @@ def _summary(turn: Turn) -> None:
         turn.say(ConditionType.READY, "False", Reason.NO_MAP_YET, message)
 
 
+def _freshness(turn: Turn) -> None:
+    """Fresh, for a map with a schedule that can be read."""
+    found = fresh(turn.scene.map, turn.status, turn.now)
+    if found is not None:
+        turn.say(ConditionType.FRESH, found.status, found.reason, found.message)
+        if found.until is not None:
+            turn.moments.append(found.until)
+
+
 def _housekeeping(turn: Turn) -> None:
     """Let recorded Jobs go after their time, and end those that nobody waits for any more."""
     run = turn.status.run
@@ -334,16 +349,18 @@ ORDER = (
     ConditionType.PROFILING,
     ConditionType.ACCEPTED,
     ConditionType.STORE_READY,
+    ConditionType.FRESH,
 )
 
 
 def _plan(turn: Turn) -> Plan:
     map_ = turn.scene.map
+    changed = [turn.changed[type] for type in ORDER if type in turn.changed]
+    kept = turn.status.conditions
+    if ConditionType.FRESH not in turn.changed:
+        kept = [item for item in kept if item.type != ConditionType.FRESH]
     turn.update(
-        observed_generation=map_.metadata.generation,
-        conditions=conditions.merge(
-            turn.status.conditions, [turn.changed[type] for type in ORDER if type in turn.changed]
-        ),
+        observed_generation=map_.metadata.generation, conditions=conditions.merge(kept, changed)
     )
     return Plan(
         status=turn.status.to_wire(),

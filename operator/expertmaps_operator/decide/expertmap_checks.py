@@ -15,6 +15,8 @@ from ..build.profile_job import ProfileParts
 from ..build.runner import Refusal
 from ..snapshot import Invalid, Manifest, MapSnapshot
 from .conditions import parse_timestamp
+from .cron import ScheduleError
+from .expertmap_schedule import schedule_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ def run_at_valid(scene: Scene) -> Refusal | None:
             Reason.INVALID_SPEC,
             f"spec.runAt: found {text!r}, expected RFC 3339 such as 2026-01-31T12:00:00Z",
         )
+    return None
+
+
+def schedule_valid(scene: Scene) -> Refusal | None:
+    """spec.schedule and spec.timeZone can be read."""
+    try:
+        schedule_of(scene.map)
+    except ScheduleError as error:
+        return Refusal(Reason.INVALID_SPEC, f"spec.schedule: {error}")
     return None
 
 
@@ -124,6 +135,7 @@ def slot_free(scene: Scene) -> Refusal | None:
 
 PREREQUISITES: tuple[Check, ...] = (
     run_at_valid,
+    schedule_valid,
     lane_found,
     class_found,
     workload_found,

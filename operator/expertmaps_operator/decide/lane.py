@@ -13,10 +13,11 @@ from ..api.reasons import ConditionType, Reason, RolloutState
 from ..build.workload import Gate, template_holds
 from ..plan import Action, Event, Plan
 from ..snapshot import Invalid, LaneSnapshot
+from .collect import lane_garbage
 from .conditions import condition, merge
 from .lane_facts import Facts, Step, facts_of
 from .lane_held import IDLE_SECONDS, REFUSED_SECONDS, held, held_step, kept
-from .lane_map import Absent, geometry_refusal, lane_geometry, wanted_map
+from .lane_map import Absent, fingerprint_refusal, geometry_refusal, lane_geometry, wanted_map
 from .lane_rollback import proceed_back
 from .lane_rollout import proceed, start
 from .lane_status import lane_status
@@ -40,7 +41,7 @@ def decide(snapshot: LaneSnapshot, now: datetime) -> Plan:
     step = _step(facts)
     return Plan(
         status=lane_status(facts, step).to_wire(),
-        actions=step.actions,
+        actions=(*step.actions, *lane_garbage(snapshot, lane, step.status)),
         events=step.events,
         requeue_after=step.requeue_after,
     )
@@ -145,6 +146,9 @@ def _toward(facts: Facts, target: Target, row_map: RowMap, checked: Checked) -> 
     failed = held(facts, in_force)
     if failed is not None:
         return held_step(facts, failed)
+    stranger = fingerprint_refusal(facts.live, in_force.digest, row_map)
+    if stranger is not None:
+        return _refused(facts, stranger)
     reverted = _reverted(facts, in_force)
     if reverted is not None:
         return _refused(facts, reverted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +18,7 @@ from ..plan import Action, Create, DeleteJob
 from ..snapshot import LaneSnapshot, Manifest
 from .conditions import parse_timestamp
 from .lane_target import Refusal
+from .pods import PodView
 
 RETRY_SECONDS = {True: 60, False: 300}
 """How long a finished fetch Job stays before the map is fetched anew, by its success."""
@@ -93,7 +95,8 @@ def _failed(snapshot: LaneSnapshot, job_name: str, config_map: str) -> Refusal:
             continue
         bytes_differ = verdict.reason == Reason.CHECKSUM_MISMATCH
         reason = Reason.CHECKSUM_MISMATCH if bytes_differ else Reason.MAP_UNAVAILABLE
-        return Refusal(reason, f"{where}: {verdict.reason}: {verdict.message}")
+        cure = "; set spec.runAt of its ExpertMap to measure again" if bytes_differ else ""
+        return Refusal(reason, f"{where}: {verdict.reason}: {verdict.message}{cure}")
     return Refusal(Reason.MAP_UNAVAILABLE, f"{where}; see kubectl describe job {job_name}")
 
 
@@ -147,6 +150,29 @@ def geometry_refusal(lane: ExpertLane, digest: str, row_map: RowMap) -> Refusal 
         "has: another shape loses every compile cache; write the former spec.residency and "
         "measure again, or make a new lane",
     )
+
+
+def fingerprint_refusal(pods: Sequence[PodView], digest: str, row_map: RowMap) -> Refusal | None:
+    """Why a map of another model than the pods run is not tried on any of them.
+
+    A pod whose hook holds a map has proved its model; one without says nothing.
+    """
+    for pod in pods:
+        said = pod.report.status if pod.report is not None else None
+        if said is None or said.error is not None or said.map_digest is None:
+            continue
+        if said.fingerprint is None or said.fingerprint == row_map.fingerprint:
+            continue
+        ours, its = said.fingerprint.to_wire(), row_map.fingerprint.to_wire()
+        differ = [
+            f"{key} {its[key]}, expected {ours[key]}" for key in ours if its[key] != ours[key]
+        ]
+        return Refusal(
+            Reason.FINGERPRINT_MISMATCH,
+            f"map {digest}: found {'; '.join(differ)} as pod {pod.name} reports: it was measured "
+            "on another model; set spec.runAt of its ExpertMap to measure again",
+        )
+    return None
 
 
 def _shape(geometry: LaneGeometry) -> str:

@@ -67,6 +67,25 @@ def selector_of(workload: Mapping[str, Any]) -> str:
     return ",".join(sorted(terms))
 
 
+def workload_name(lane: Mapping[str, Any]) -> str:
+    """The workload that an ExpertLane names, read without trust in its spec."""
+    ref = (lane.get("spec") or {}).get("workloadRef") or {}
+    return str(ref.get("name", "")) if isinstance(ref, Mapping) else ""
+
+
+def config_maps_of_template(manifest: Mapping[str, Any]) -> set[str]:
+    """ConfigMaps that the pod template of a workload, ReplicaSet or Job mounts."""
+    template = (manifest.get("spec") or {}).get("template") or {}
+    return config_maps_of_pod(template)
+
+
+def config_maps_of_pod(pod: Mapping[str, Any]) -> set[str]:
+    """ConfigMaps that a pod mounts."""
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    sources = (volume.get("configMap") or {} for volume in volumes)
+    return {str(source["name"]) for source in sources if source.get("name")}
+
+
 def finished(job: Mapping[str, Any]) -> bool:
     """Whether a Job is complete or has failed."""
     conditions = (job.get("status") or {}).get("conditions") or []

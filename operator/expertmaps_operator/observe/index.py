@@ -58,19 +58,19 @@ class Index:
             if resource == JOB:
                 return self._job(namespace, manifest, deleted)
             if resource == CONFIG_MAP:
-                lane = facts.labels_of(manifest).get(LABEL_LANE)
-                return self._of_lane(namespace, lane) if lane else set()
+                return self._config_map(namespace, manifest)
         return set()
 
     def _lane(
         self, namespace: str, name: str, manifest: Mapping[str, Any], deleted: bool
     ) -> set[Key]:
         if deleted:
-            self._lanes.pop((namespace, name), None)
-        else:
-            spec = _mapping(manifest.get("spec"))
-            workload = str(_mapping(spec.get("workloadRef")).get("name", ""))
-            self._lanes[namespace, name] = (workload, str(spec.get("activeTrafficClass") or ""))
+            workload, _ = self._lanes.pop((namespace, name), ("", ""))
+            left = {Key(DEPLOYMENT.kind, namespace, workload)} if workload else set()
+            return self._of_lane(namespace, name) | left
+        spec = _mapping(manifest.get("spec"))
+        workload = str(_mapping(spec.get("workloadRef")).get("name", ""))
+        self._lanes[namespace, name] = (workload, str(spec.get("activeTrafficClass") or ""))
         return self._of_lane(namespace, name)
 
     def _map(
@@ -107,6 +107,9 @@ class Index:
         claimed = facts.labels_of(manifest).get(LABEL_LANE)
         if claimed:
             lanes.add(claimed)
+        if claimed and not deleted and self._lanes.get((namespace, claimed), ("",))[0] != name:
+            # Its lane may be gone: only a look can tell whether it is not known yet.
+            return {Key(DEPLOYMENT.kind, namespace, name)} | _lane_keys(namespace, lanes)
         if deleted or _is_new(manifest):
             # Maps wait for a workload that is not there; its later changes concern the lane alone.
             return {key for lane in lanes for key in self._of_lane(namespace, lane)}
@@ -132,6 +135,18 @@ class Index:
             # A slot became free: every map may be the one that waits for it.
             keys |= {Key(EXPERT_MAP.kind, space, name) for space, name in self._maps}
         return keys
+
+    def _config_map(self, namespace: str, manifest: Mapping[str, Any]) -> set[Key]:
+        lane = facts.labels_of(manifest).get(LABEL_LANE)
+        if not lane:
+            return set()
+        if (namespace, lane) in self._lanes:
+            return self._of_lane(namespace, lane)
+        # Left by a lane that is gone: its workload's look collects it.
+        owners = _mapping(manifest.get("metadata")).get("ownerReferences") or []
+        names = {str(item.get("name")) for item in owners if item.get("kind") == DEPLOYMENT.kind}
+        left = {Key(DEPLOYMENT.kind, namespace, name) for name in names}
+        return self._of_lane(namespace, lane) | left
 
     def _of_lane(self, namespace: str, lane: str) -> set[Key]:
         keys = _lane_keys(namespace, [lane])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rowmap_jobs.formats.names import (
+    ANNOTATION_MAP_DIGEST,
+    LABEL_CLASS,
     LABEL_LANE,
     LABEL_ROLE,
     ROLE_HOOK,
@@ -17,12 +19,14 @@ from ..api.expertlane import ExpertLane
 from ..api.expertmap import ExpertMap
 from ..api.trafficclass import TrafficClass
 from ..snapshot import (
+    Child,
     ClassSnapshot,
     Invalid,
     LanePod,
     LaneSnapshot,
     MapObject,
     MapSnapshot,
+    OrphanSnapshot,
     Settings,
     Slots,
 )
@@ -42,7 +46,7 @@ from .resources import (
 )
 from .status_port import StatusPorts
 
-Snapshot = MapSnapshot | LaneSnapshot | ClassSnapshot
+Snapshot = MapSnapshot | LaneSnapshot | ClassSnapshot | OrphanSnapshot
 
 Probe = Callable[[LaneSnapshot], tuple[str, str, Any] | None]
 """`decide.lane_probe.probe_patch`: what a dry-run apply should try."""
@@ -108,6 +112,8 @@ class Observer:
     def observe(self, kind: str, namespace: str, name: str) -> Observed | None:
         """The snapshot for an object, or None when the object is gone. Raises ApiError."""
         lists = _Lists(self._kube)
+        if kind == DEPLOYMENT.kind:
+            return self._orphan(lists, namespace, name)
         resource = {item.kind: item for item in (EXPERT_MAP, EXPERT_LANE, TRAFFIC_CLASS)}[kind]
         manifest = lists.named(resource, namespace, name)
         if manifest is None:
@@ -188,12 +194,80 @@ class Observer:
             job_pods=self._job_pods(lists, namespace, jobs),
             slots=self._slots(lists),
             settings=self._settings,
+            all_maps_readable=len(maps) == len(lists.of(EXPERT_MAP, namespace)),
+            children=self._children(lists, namespace, name),
+            mounted=self._mounted(lists, namespace, name, workload, replica_sets, pods),
         )
         wanted_patch = self._probe(snapshot)
         if wanted_patch is None:
             return snapshot
         conflicts = self._dry_run(namespace, *wanted_patch)
         return dataclasses.replace(snapshot, dry_run_conflicts=conflicts)
+
+    def _orphan(self, lists: _Lists, namespace: str, name: str) -> Observed | None:
+        """A workload with the label of a lane that does not exist, or is another workload's."""
+        workload = self._kube.get(DEPLOYMENT, namespace, name)
+        lane = facts.labels_of(workload or {}).get(LABEL_LANE)
+        if workload is None or not lane:
+            return None
+        claimant = lists.named(EXPERT_LANE, namespace, lane)
+        if claimant is not None and facts.workload_name(claimant) == name:
+            return None
+        selector = facts.selector_of(workload)
+        sets = facts.controlled_by(
+            lists.of(REPLICA_SET, namespace, selector), {facts.uid_of(workload)}
+        )
+        pods = facts.controlled_by(
+            lists.of(POD, namespace, selector), {facts.uid_of(item) for item in sets}
+        )
+        owned = {facts.uid_of(workload)}
+        children = self._children(lists, namespace, lane, owned)
+        asked = tuple(LanePod(pod, None) for pod in pods)
+        mounted = self._mounted(lists, namespace, lane, workload, sets, asked)
+        return Observed(DEPLOYMENT, workload, OrphanSnapshot(workload, lane, children, mounted))
+
+    def _children(
+        self, lists: _Lists, namespace: str, lane: str, owners: set[str] | None = None
+    ) -> tuple[Child, ...]:
+        found = []
+        for role in (ROLE_MAP, ROLE_HOOK):
+            for item in self._ours(lists, namespace, lane, role):
+                refs = item["metadata"].get("ownerReferences") or []
+                if owners is not None and not owners & {str(ref.get("uid")) for ref in refs}:
+                    continue
+                annotations = item["metadata"].get("annotations") or {}
+                found.append(
+                    Child(
+                        name=facts.name_of(item),
+                        uid=facts.uid_of(item),
+                        role=role,
+                        digest=str(annotations.get(ANNOTATION_MAP_DIGEST, "")),
+                        traffic_class=facts.labels_of(item).get(LABEL_CLASS, ""),
+                    )
+                )
+        return tuple(found)
+
+    def _mounted(
+        self,
+        lists: _Lists,
+        namespace: str,
+        lane: str,
+        workload: Manifest | None,
+        replica_sets: Iterable[Manifest],
+        pods: Iterable[LanePod],
+    ) -> frozenset[str]:
+        jobs = [
+            item
+            for item in lists.of(JOB, namespace)
+            if facts.labels_of(item).get(LABEL_LANE) == lane and not facts.finished(item)
+        ]
+        named = facts.config_maps_of_template
+        out = set(named(workload or {}))
+        for item in (*replica_sets, *jobs):
+            out |= named(item)
+        for pod in pods:
+            out |= facts.config_maps_of_pod(pod.manifest)
+        return frozenset(out)
 
     def _class(self, lists: _Lists, namespace: str, manifest: Manifest) -> ClassSnapshot:
         name = facts.name_of(manifest)
