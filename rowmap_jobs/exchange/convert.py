@@ -1,27 +1,9 @@
-"""Our own artifacts in the terms of the writers: a census as Counts, a map as a Ranking."""
+"""A row map in the terms of the writers."""
 
 from __future__ import annotations
 
-from ..formats.census import DECODE, PREFILL, Census
 from ..formats.rowmap import RowMap
-from .base import Counts, Layout, Ranking
-
-
-def from_census(census: Census) -> Counts:
-    """Counts of every transcript, named by its place; nothing is summed."""
-    layout = Layout(
-        tuple(census.layer_ids.tolist()),
-        tuple(census.experts.tolist()),
-        tuple(census.top_k.tolist()),
-    )
-    return Counts(
-        layout,
-        census.counts[:, DECODE],
-        census.counts[:, PREFILL],
-        census.rows,
-        tuple(bytes(row).hex() for row in census.transcript_id),
-        per_sequence=True,
-    )
+from .base import Ranking
 
 
 def from_map(rows: RowMap) -> Ranking:

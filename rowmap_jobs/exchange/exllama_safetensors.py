@@ -136,12 +136,12 @@ def read_json(raw: bytes, source: str) -> Counts:
 def write(counts: Counts, key: str = KEY, fingerprint: str | None = None) -> bytes:
     """An `.exl3moe` of the decode counts: ranking, counts, and the census where sequences are.
 
-    `fingerprint` is the JSON text that exllamav3 made for its checkpoint. Raises ValueError when
-    layers differ in experts, `key` has no place for the layer, or a count is beyond int32.
+    `fingerprint` is the JSON text that exllamav3 made for its checkpoint. Raises FormatError
+    when layers differ in experts, `key` has no place for the layer, or a count is beyond int32.
     """
     table = _table(counts)
     if key.count("{}") != 1:
-        raise ValueError(f"key {key!r}")
+        raise FormatError("counts", "key", key, f"a module key, as {KEY}")
     keys = [key.format(layer) for layer in counts.layout.layer_ids]
     summed = table.sum(axis=0)
     arrays: dict[str, Any] = {
@@ -160,17 +160,17 @@ def write(counts: Counts, key: str = KEY, fingerprint: str | None = None) -> byt
         metadata["fingerprint"] = fingerprint
     if counts.per_sequence:
         if table.max(initial=0) > np.iinfo(np.int32).max:
-            raise ValueError("a count beyond int32")
+            raise FormatError("counts", "census", "a count beyond int32", "smaller counts")
         arrays["census"] = table.astype(np.int32)
         metadata["census_shape"] = canonical_json(list(table.shape)).decode().rstrip("\n")
     return safetensors_data.to_bytes(arrays, metadata)
 
 
 def write_json(counts: Counts, key: str = KEY) -> bytes:
-    """`{"<layer key>": [decode count of each expert]}`. Raises ValueError (see write)."""
+    """`{"<layer key>": [decode count of each expert]}`. Raises FormatError (see write)."""
     table = _table(counts).sum(axis=0)
     if key.count("{}") != 1 or re.search(r"\d", key):
-        raise ValueError(f"key {key!r}")
+        raise FormatError("counts", "key", key, f"a module key, as {KEY}")
     rows = zip(counts.layout.layer_ids, table, strict=True)
     return canonical_json({key.format(layer): row.tolist() for layer, row in rows})
 
@@ -178,5 +178,5 @@ def write_json(counts: Counts, key: str = KEY) -> bytes:
 def _table(counts: Counts) -> I64:
     width = set(counts.layout.experts)
     if len(width) != 1:
-        raise ValueError(f"layers of {sorted(width)} experts; the format has one table")
+        raise FormatError("counts", "experts", sorted(width), "one number for all layers")
     return counts.decode[:, :, : width.pop()]

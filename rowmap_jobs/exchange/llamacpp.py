@@ -156,14 +156,14 @@ def read_pin(path: Path, source: str, experts: int | None = None) -> Counts | Ra
 def write_pin(rows: Sequence[tuple[int, int]], counts: Sequence[int] | None = None) -> bytes:
     """The profile of rows (absolute layer, expert), hottest first, with counts where given.
 
-    Raises ValueError for an expert twice, or counts that rise or are fewer than the rows.
+    Raises FormatError for an expert twice, or counts that rise or are fewer than the rows.
     """
     if len(set(rows)) != len(rows):
-        raise ValueError("an expert twice")
+        raise FormatError("map", "rows", "an expert twice", "each expert once")
     if counts is None:
         return "".join(f"{layer},{expert}\n" for layer, expert in rows).encode()
-    if any(b > a for a, b in pairwise(counts)):
-        raise ValueError("counts that rise")
+    if len(counts) != len(rows) or any(b > a for a, b in pairwise(counts)):
+        raise FormatError("map", "counts", "other counts", "one a row, hottest first")
     pairs = zip(rows, counts, strict=True)
     return "".join(f"{layer},{expert},{n}\n" for (layer, expert), n in pairs).encode()
 

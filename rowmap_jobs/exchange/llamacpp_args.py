@@ -108,13 +108,13 @@ def cold_layers(ranking: Ranking, source: str = "map") -> list[int]:
 def write_overrides(layers: Collection[int], buffer: str = "CPU") -> str:
     """The `-ot` argument that puts the experts of whole layers into a buffer; at least one layer.
 
-    Raises ValueError for no layer, one out of range, or a buffer that is no plain word.
+    Raises FormatError for no layer, one out of range, or a buffer that is no plain word.
     """
     ids = sorted(set(layers))
     if not ids or ids[0] < 0 or ids[-1] >= MAX_LAYERS:
-        raise ValueError(f"layers {ids[:4]}")
+        raise FormatError("map", "layers", ids[:4], f"layers from 0 to {MAX_LAYERS - 1}")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_:]{0,31}", buffer):
-        raise ValueError(f"buffer {buffer!r}")
+        raise FormatError("map", "buffer", buffer, "a word, as CPU or CUDA0")
     return rf"blk\.({'|'.join(map(str, ids))}){EXPERTS}={buffer}"
 
 

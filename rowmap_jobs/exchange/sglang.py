@@ -131,12 +131,12 @@ def _is_deep(value: object) -> bool:
 def write_counts(counts: Counts, layers: int) -> bytes:
     """`{"logical_count": [L][E]}` of the decode counts; `layers` is num_hidden_layers.
 
-    Raises ValueError when a layer lies beyond them or layers differ in experts.
+    Raises FormatError when a layer lies beyond them or layers differ in experts.
     """
     ids, width = counts.layout.layer_ids, set(counts.layout.experts)
     _check_layers(ids, layers)
     if len(width) != 1:
-        raise ValueError(f"layers of {sorted(width)} experts; SGLang has one table")
+        raise FormatError("counts", "experts", sorted(width), "one number for all layers")
     out = np.zeros((layers, width.pop()), dtype=np.int64)
     out[list(ids)] = counts.decode.sum(axis=0)[:, : out.shape[1]]
     return canonical_json({"logical_count": out.tolist()})
@@ -146,7 +146,7 @@ def write_map(slots: Mapping[int, Sequence[int]], layers: int) -> bytes:
     """`{"physical_to_logical_map": [L][slots]}`; layers without a table get the trivial one.
 
     The trivial table (slot i holds expert i mod E) is what SGLang itself gives dense layers.
-    Raises FormatError for a table with a hole, ValueError when a layer lies beyond `layers`.
+    Raises FormatError for a table with a hole or a layer beyond `layers`.
     """
     experts = check_slots(slots, "map", "slots")
     _check_layers(list(slots), layers)
@@ -159,4 +159,5 @@ def write_map(slots: Mapping[int, Sequence[int]], layers: int) -> bytes:
 def _check_layers(ids: Sequence[int], layers: int) -> None:
     beyond = [layer for layer in ids if not 0 <= layer < layers]
     if beyond:
-        raise ValueError(f"layer {beyond[0]} of a model with {layers} layers")
+        expected = f"0 to {layers - 1}, the layers of the model"
+        raise FormatError("map", "layers", f"layer {beyond[0]}", expected)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..formats.base import FormatError
 from .base import I64, Counts
-from .tables import MAX_CELLS, integers, make_counts, widened
+from .tables import MAX_CELLS, MAX_EXPERTS, integers, make_counts, widened
 
 MAX_RECORDS = 1 << 20
 MAX_WORK = 1 << 31
@@ -62,8 +62,12 @@ def read_records(data: Mapping[object, object], source: str, experts: int | None
     place = "last_physical_to_logical_map"
     slots = _tensor(data.get(place), source, place, 2)
     wide = int(slots.max(initial=0)) + 1 if experts is None else experts
-    if not slots.size or slots.min() < 0 or slots.max() >= wide or slots.size > MAX_CELLS:
-        raise FormatError(source, place, f"ids to {slots.max(initial=0)}", f"0 to {wide - 1}")
+    if not slots.size or slots.min() < 0 or slots.max() >= min(wide, MAX_EXPERTS):
+        found = f"ids to {slots.max(initial=0)}"
+        raise FormatError(source, place, found, f"0 to {min(wide, MAX_EXPERTS) - 1}")
+    if max(slots.size, len(slots) * wide) > MAX_CELLS:
+        found = f"{slots.shape[1]} slots, {wide} experts in {len(slots)} layers"
+        raise FormatError(source, place, found, f"at most {MAX_CELLS} cells")
     extra = sorted(str(key) for key in data if key not in ("records", place))
     if extra:
         raise FormatError(source, "top level", f"the key {extra[0]}", f"records and {place}")

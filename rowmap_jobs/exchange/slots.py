@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..formats.base import FormatError
-from .base import I64, Ranking
+from ..placement.eplb import rebalance
+from .base import I64, Counts, Ranking
 from .tables import MAX_EXPERTS, check_layer_ids, coverage
 
 MAX_SLOTS = 1 << 17
@@ -70,6 +71,21 @@ def to_ranking(
         else "no replicas: the order is that of the slots and says nothing of heat"
     )
     return Ranking(order, complete=True, notes=(coverage(slots), heat))
+
+
+def balanced(counts: Counts, ranks: int, slots: int | None = None) -> dict[int, list[int]]:
+    """Slots by the decode load: DeepSeek's load balancer over `ranks`, `slots` a layer.
+
+    Without `slots`, as many as experts: no replicas. Raises FormatError when layers differ in
+    experts or the numbers do not divide.
+    """
+    width = set(counts.layout.experts)
+    if len(width) != 1:
+        raise FormatError("counts", "experts", sorted(width), "one number for all layers")
+    experts = width.pop()
+    loads = counts.decode.sum(axis=0)[:, :experts]
+    table = rebalance(loads, experts if slots is None else slots, 1, 1, ranks).phy2log
+    return of_layers(counts.layout.layer_ids, table)
 
 
 def of_layers(layer_ids: Sequence[int], table: I64) -> dict[int, list[int]]:

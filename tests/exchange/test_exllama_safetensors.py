@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_parts_of_another_file_and_lies_are_refused(
 def test_a_cut_or_lying_file_is_refused(read: Read) -> None:
     raw = made()
     for cut in (0, 4, 9, len(raw) // 2, len(raw) - 1):
-        assert line_of(lambda cut=cut: read(raw[:cut]))
+        assert line_of(partial(read, raw[:cut]))
     huge = json.dumps({"counts": {"dtype": "I64", "shape": [10**6] * 2, "data_offsets": [0, 8]}})
     assert line_of(lambda: read(struct.pack("<Q", len(huge)) + huge.encode() + bytes(8)))
     assert line_of(lambda: read(struct.pack("<Q", 1 << 60) + b"{}"))
@@ -157,6 +158,13 @@ def test_json_comes_back(counts: Counts) -> None:
 def test_json_that_is_no_counts_is_refused(data: Any, said: str) -> None:
     raw = json.dumps(data).encode()
     assert said in line_of(lambda: exllama_safetensors.read_json(raw, "x"))
+
+
+def test_a_key_without_a_place_for_the_layer_is_not_written() -> None:
+    counts = exllama_safetensors.read_json(b'{"layers.1.mlp": [1, 2]}', "x")
+    for write in (exllama_safetensors.write, exllama_safetensors.write_json):
+        for key in ("model.mlp", "{}.{}"):
+            assert "key" in line_of(partial(write, counts, key))
 
 
 @given(data=st.data())
