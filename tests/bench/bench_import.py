@@ -1,6 +1,6 @@
 """Speed of importing routed experts: CPU time against reading alone, and against a plain script.
 
-    python tests/bench/bench_import.py [--bytes 64000000] [--repeats 5] [--memory]
+    python tests/bench/bench_import.py [--bytes 64000000] [--repeats 5] [--forms npy.gz] [--memory]
 
 Makes records of vLLM's routed experts (40 layers, 384 experts, top-6, uint16, as returned for one
 sequence each: 600 to 1400 tokens) of `--bytes` in all, in the three ways in which they are kept:
@@ -24,7 +24,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from rowmap_jobs.exchange.base import Layout
 
 LAYERS, EXPERTS, TOP_K = 40, 384, 6
 LAYOUT = Layout(tuple(range(LAYERS)), (EXPERTS,) * LAYERS, (TOP_K,) * LAYERS)
+FORMS = ("npy.gz", "npy", "jsonl")
 OPTIONS = routed.Options(layout=LAYOUT)
 
 
@@ -67,21 +68,26 @@ def sequences(total: int, seed: int = 0) -> Iterator[tuple[np.ndarray, int]]:
         yield ids, tokens // 2
 
 
-def make(folder: Path, total: int) -> dict[str, Path]:
-    """The three forms of the same records."""
-    out = {name: folder / name for name in ("npy.gz", "npy")}
+def make(folder: Path, total: int, forms: Sequence[str] = FORMS) -> dict[str, Path]:
+    """The forms of the same records."""
+    out = {name: folder / name for name in forms if name != "jsonl"}
     for path in out.values():
         path.mkdir()
-    out["jsonl"] = folder / "responses.jsonl"
-    with out["jsonl"].open("w") as responses:
+    if "jsonl" in forms:
+        out["jsonl"] = folder / "responses.jsonl"
+    with (folder / "responses.jsonl").open("w") as responses:
         for number, (ids, prompt) in enumerate(sequences(total)):
             body = io.BytesIO()
             np.save(body, ids, allow_pickle=False)
             usage = {"prompt_tokens": prompt, "completion_tokens": len(ids) + 1 - prompt}
-            for name in ("npy.gz", "npy"):
+            for name in forms:
+                if name == "jsonl":
+                    continue
                 packed = gzip.compress(body.getvalue(), 6) if name == "npy.gz" else body.getvalue()
                 (out[name] / f"{number:06}.{name}").write_bytes(packed)
                 (out[name] / f"{number:06}.json").write_text(json.dumps({"usage": usage}))
+            if "jsonl" not in forms:
+                continue
             text = base64.b64encode(body.getvalue()).decode()
             record = {"id": f"r{number}", "usage": usage, "choices": [{"routed_experts": text}]}
             responses.write(json.dumps(record) + "\n")
@@ -185,10 +191,11 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=64_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--counter-bytes", type=int, default=4_000_000)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--memory", action="store_true", help="import once each, peak memory only")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        paths = make(Path(name), given.bytes)
+        paths = make(Path(name), given.bytes, given.forms)
         result: dict[str, object] = {"bytes": given.bytes, "layers": LAYERS, "experts": EXPERTS}
         if given.memory:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -196,6 +203,7 @@ def main() -> None:
                 held = routed.read(path, OPTIONS)
                 result["sequences"] = len(held.names)
                 result["counts_mb"] = 2 * held.decode.nbytes >> 20
+                del held
             after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             result |= {"rss_before_mb": before >> 10, "rss_peak_mb": after >> 10}
         else:
