@@ -64,7 +64,8 @@ def tests(stage: str, env: dict[str, str]) -> tuple[int, int]:
     if stage == "unit":
         run(BROWSER, env)  # without a browser its tests fail, and the others still run
     pytest = (sys.executable, "-m", "pytest", "-q", "-m", MARKS[stage], f"--junitxml={report}")
-    code = run((*pytest, "--durations=5"), env)
+    workers = ("-n", "auto", "--dist", "loadfile") if stage == "unit" else ()
+    code = run((*pytest, *workers, "--durations=5"), env)
     if not report.exists():
         return 0, 1
     suite = ElementTree.parse(report).getroot().find("testsuite")
