@@ -1,9 +1,9 @@
 """exllamav3's counts by prompt: `<name>.npz` with a sidecar `<name>.meta.json`.
 
 Source: exllamav3 pull request 315, util/moe_profile_build.py. Arrays counts_decode and
-counts_prefill int64[prompts,L,E], or `counts` where phases are not told apart; other members are
-not read. The sidecar has layer_keys (module keys, `model.layers.3.mlp`), fingerprint, corpus,
-layers, experts, prompts, decode_hits, prefill_hits, and figures of its own.
+counts_prefill int64[prompts,L,E], or `counts` alone where phases are not told apart. The sidecar
+has layer_keys (module keys, `model.layers.3.mlp`), fingerprint, corpus, layers, experts, prompts,
+decode_hits, prefill_hits, and figures of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tables import MAX_EXPERTS, make_counts
 KEY = "model.layers.{}.mlp"
 MAX_BYTES = 512 << 20
 """Unpacked: some 2,500 prompts of 42 layers x 288 experts."""
-_BANKS = ("counts_decode", "counts_prefill", "counts")
+_MEMBERS = ({"counts_decode", "counts_prefill"}, {"counts_decode"}, {"counts"})
 
 
 def read(path: Path, layers: Sequence[int] | None = None, top_k: int | None = None) -> Counts:
@@ -41,13 +41,11 @@ def read(path: Path, layers: Sequence[int] | None = None, top_k: int | None = No
     meta_path = path.with_name(f"{path.name.removesuffix('.npz')}.meta.json")
     meta = _read_meta(meta_path, banks) if meta_path.exists() else {}
     ids = _layers(meta, str(meta_path), first.shape[1], layers, source)
-    decode = banks.get("counts_decode", banks.get("counts"))
-    prefill = banks.get("counts_prefill")
     return make_counts(
         source,
-        np.zeros_like(first) if decode is None else decode,
+        banks["counts"] if "counts" in banks else banks["counts_decode"],
         ids,
-        prefill=prefill,
+        prefill=banks.get("counts_prefill"),
         top_k=top_k,
         names=[f"prompt {t}" for t in range(len(first))],
         per_sequence=True,
@@ -57,11 +55,12 @@ def read(path: Path, layers: Sequence[int] | None = None, top_k: int | None = No
 
 def _read_banks(path: Path, source: str) -> dict[str, I64]:
     with npz.archive(path, source, MAX_BYTES) as archive:
-        there = [name for name in _BANKS if name in archive.names]
-        if not there or ("counts" in there and len(there) > 1):
-            found = there or sorted(archive.names)[:8]
-            expected = "counts_decode and counts_prefill, or counts"
-            raise FormatError(source, "members", found, expected)
+        there = archive.names
+        if set(there) not in _MEMBERS:
+            found = sorted(there)[:8]
+            raise FormatError(
+                source, "members", found, "counts_decode and counts_prefill, or counts"
+            )
         banks = {
             name: exact_counts(archive.read(name, "iu", (2, 3)), source, name) for name in there
         }
@@ -90,9 +89,9 @@ def _read_meta(path: Path, banks: Mapping[str, I64]) -> dict[str, Any]:
         raise FormatError(source, "top level", type(meta).__name__, "a JSON object")
     shape = next(iter(banks.values())).shape
     facts = dict(zip(("prompts", "layers", "experts"), shape, strict=True))
-    for bank, fact in (("counts_decode", "decode_hits"), ("counts_prefill", "prefill_hits")):
-        if bank in banks:
-            facts[fact] = int(banks[bank].sum())
+    if "counts" not in banks:
+        facts["decode_hits"] = int(banks["counts_decode"].sum())
+        facts["prefill_hits"] = int(banks["counts_prefill"].sum()) if len(banks) > 1 else 0
     for name, expected in facts.items():
         found = meta.get(name, expected)
         if isinstance(found, list):

@@ -94,6 +94,11 @@ def test_a_sidecar_of_another_run_with_the_same_shape(tmp_path: Path) -> None:
     assert "decode_hits: found 108, expected 110" in line_of(lambda: exllama_npz.read(path))
 
 
+def test_a_phase_that_the_sidecar_counts_and_the_file_lacks(tmp_path: Path) -> None:
+    path = save(tmp_path, META, counts_decode=DECODE)
+    assert "prefill_hits: found 240, expected 0" in line_of(lambda: exllama_npz.read(path))
+
+
 def test_layers_that_are_not_the_models(tmp_path: Path) -> None:
     line = line_of(lambda: exllama_npz.read(save(tmp_path), layers=(3, 5)))
     assert "layer_keys: found layers [3, 4], expected the model's 2 layers" in line
@@ -105,7 +110,12 @@ def test_layers_that_are_not_the_models(tmp_path: Path) -> None:
         ({"other": DECODE}, "members: found ['other'], expected counts_decode and counts_prefill"),
         (
             {"counts": DECODE, "counts_decode": DECODE},
-            "members: found ['counts_decode', 'counts'], expected counts_decode and",
+            "members: found ['counts', 'counts_decode'], expected counts_decode and",
+        ),
+        ({"counts_prefill": DECODE}, "members: found ['counts_prefill'], expected counts_decode"),
+        (
+            {"counts_decode": DECODE, "more": DECODE},
+            "members: found ['counts_decode', 'more'], expected counts_decode and",
         ),
         (
             {"counts_decode": DECODE, "counts_prefill": PREFILL[:2]},
