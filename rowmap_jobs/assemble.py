@@ -21,6 +21,7 @@ from .formats.census import (
     OffPolicy,
     Selection,
 )
+from .formats.evidence import Evidence
 from .formats.report import Report
 from .formats.rowmap import Fingerprint, Geometry, RowMap
 from .formats.run import Counted, RunSpec
@@ -155,6 +156,7 @@ def report(
     census_digest: str,
     rows: RowMap,
     evaluation: Evaluation,
+    found: Evidence,
     numbers: Counted,
     facts: Facts,
     decision: tuple[Reason, str],
@@ -170,7 +172,7 @@ def report(
         digest=rows.digest,
         row_set_digest=rows.row_set_digest,
         census_digest=census_digest,
-        verdict=word(evaluation),
+        verdict=word(evaluation, found),
         accepted=reason is Reason.ACCEPTED,
         reason=str(reason),
         message=message,
@@ -187,6 +189,7 @@ def report(
         headroom=evaluation.headroom,
         notes=tuple(notes(evaluation, numbers, facts, rows.geometry)),
         layers=evaluation.layers,
+        evidence=found,
     )
 
 

@@ -32,7 +32,7 @@ def resolve(
             )
         rows: PerLayer = hot
     else:
-        rows = _fitting(model, hot_bytes or 0)
+        rows = uniform_rows(model, hot_bytes or 0)
     return Geometry(
         experts=model.experts,
         top_k=model.top_k,
@@ -43,7 +43,8 @@ def resolve(
     )
 
 
-def _fitting(model: ModelGeometry, budget: int) -> PerLayer:
+def uniform_rows(model: ModelGeometry | Geometry, budget: int) -> PerLayer:
+    """The largest H with sum over layers of min(H, experts) x rowBytes <= `budget` bytes."""
     layers = model.moe_layers
     experts = [per_layer(model.experts, layer) for layer in layers]
     sizes = [per_layer(model.row_bytes, layer) for layer in layers]

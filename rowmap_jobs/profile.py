@@ -5,28 +5,22 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import assemble, html, judgement, manifest, selection, store
+from . import assemble, selection
 from .assemble import Facts
 from .checks import off_policy, trick_check
+from .conclusion import Counted, conclude
 from .counts import Shape, shape_of
-from .edges.s3 import Bucket
 from .engine import Engine, Ready, check_status, wait_ready
-from .evaluation import evaluate
-from .formats import census as census_format
-from .formats import names
 from .formats.base import FormatError, canonical_json
-from .formats.census import Census
-from .formats.rowmap import Fingerprint, Geometry, RowMap
+from .formats.rowmap import Fingerprint, Geometry
 from .formats.run import RunSpec, Verdict
 from .formats.status import HookStatus
 from .formats.transcript import TranscriptRecord
 from .geometry import check_frozen, resolve
 from .ids import DroppedError, Limits, Reader
 from .log import say
-from .placement import place
 from .reasons import Reason, RunError
 from .replay import ForcedCounter, Replayed, fresh_id, in_parallel, replay
 from .sequences import Sequence, Turn, build
@@ -65,7 +59,8 @@ def run(spec: RunSpec, services: Services) -> Verdict:
     data = assemble.census(
         spec, replayed, bench.shape, last_status(bench), bench.fingerprint, facts
     )
-    verdict = conclude(spec, services, bucket, bench, replayed, data, facts)
+    counted = Counted(data, replayed.sequences, facts, bench.fingerprint, bench.geometry)
+    verdict = conclude(spec, services, bucket, counted)
     return verdict.model_copy(
         update={
             "engine_seconds": round(bench.ready.seconds, 1),
@@ -196,83 +191,3 @@ def last_status(bench: Bench) -> HookStatus:
             "model: the engine restarted while it was counting",
         )
     return status
-
-
-def other_maps(
-    spec: RunSpec, bucket: Bucket, geometry: Geometry, facts: Facts
-) -> Mapping[str, RowMap]:
-    """Accepted maps of the lane's other classes; one that cannot be compared is noted."""
-    out = {}
-    for name, digest in sorted(spec.other_map_digests.items()):
-        try:
-            rows = store.get_map(bucket, digest)
-        except RunError as error:
-            if error.reason not in (Reason.OBJECT_NOT_FOUND, Reason.CHECKSUM_MISMATCH):
-                raise
-            facts.notes.append(f"No comparison with the map of class {name}: {error.message}")
-            say(str(error))
-            continue
-        if assemble.comparable(rows, geometry):
-            out[name] = rows
-        else:
-            facts.notes.append(f"No comparison with the map of class {name}: other layers.")
-    return out
-
-
-def conclude(
-    spec: RunSpec,
-    services: Services,
-    bucket: Bucket,
-    bench: Bench,
-    replayed: Replayed,
-    data: Census,
-    facts: Facts,
-) -> Verdict:
-    """Store census, map and report, create the ConfigMap of an accepted map."""
-    census_digest = store.put_census(bucket, census_format.to_bytes(data))
-    rows = place(data.decode(), bench.fingerprint, bench.geometry)
-    others = other_maps(spec, bucket, bench.geometry, facts)
-    evaluation = evaluate(data, bench.geometry, others, spec.replay.seed)
-    reason, message = judgement.decide(evaluation, spec.acceptance)
-    numbers = assemble.counted(data, replayed.sequences, facts)
-    store.put_map(bucket, rows)
-    report = assemble.report(
-        spec,
-        int(services.now().timestamp()),
-        data,
-        census_digest,
-        rows,
-        evaluation,
-        numbers,
-        facts,
-        (reason, message),
-    )
-    prefix, class_ = bucket.location.prefix, spec.traffic_class or ""
-    json_key = names.report_key(prefix, spec.lane, class_, spec.run, "json")
-    html_key = names.report_key(prefix, spec.lane, class_, spec.run, "html")
-    store.put_report(bucket, json_key, canonical_json(report.to_wire()), "application/json")
-    store.put_report(
-        bucket, html_key, html.render(report).encode("utf-8"), "text/html; charset=utf-8"
-    )
-    accepted = reason is Reason.ACCEPTED
-    config_map = None
-    if accepted:
-        made = manifest.config_map(spec, rows)
-        config_map = str(made["metadata"]["name"])
-        services.create(made)
-    say(f"{reason}: {message}")
-    return Verdict(
-        run=spec.run,
-        outcome="Accepted" if accepted else "Rejected",
-        reason=reason,
-        message=message,
-        digest=rows.digest,
-        row_set_digest=rows.row_set_digest,
-        config_map=config_map,
-        census_digest=census_digest,
-        report_key=json_key,
-        fingerprint=bench.fingerprint,
-        geometry=bench.geometry,
-        cold=evaluation.shares(),
-        counted=numbers,
-    )

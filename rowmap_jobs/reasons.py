@@ -16,6 +16,7 @@ class Reason(StrEnum):
     TOO_FEW_DECODE_TOKENS = "TooFewDecodeTokens"
     COLD_SHARE_TOO_HIGH = "ColdShareTooHigh"
     NO_SKEW = "NoSkew"
+    NOT_BETTER_THAN_CURRENT = "NotBetterThanCurrent"
     # The store and the transcripts' bucket.
     BUCKET_NOT_FOUND = "BucketNotFound"
     ACCESS_DENIED = "AccessDenied"

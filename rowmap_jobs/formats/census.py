@@ -2,9 +2,11 @@
 
 counts int64[T,P,L,E], rows int64[T,P], layer_ids/experts/top_k int32[L], session int32[T],
 transcript_id uint8[T,32], fidelity uint8[T], prompt_len int32[T], created int64[T] (Unix seconds)
-and `header` uint8[n] (JSON). P is prefill, decode. A transcript here is one sequence that the
-engine was fed: turns of a session that extend each other are one, named by the last turn's id,
-with prompt_len the start of its last segment. Invariant for every transcript, phase, layer:
+and `header` uint8[n] (JSON). Both or neither of steps int64[N], decode steps by the rows of a step
+(steps[n-1] had n rows), and touched int64[N,L], distinct experts summed over those steps.
+P is prefill, decode. A transcript here is one sequence that the engine was fed: turns of a session
+that extend each other are one, named by the last turn's id, with prompt_len the start of its last
+segment. Invariant for every transcript, phase, layer:
 counts[t,p,l,:experts[l]].sum() == rows[t,p] * top_k[l], and zero beyond experts[l].
 """
 
@@ -14,20 +16,23 @@ import io
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .base import Digest, FormatError, Strict, canonical_json
+from .base import Digest, FormatError, MisfitError, Strict, canonical_json
 from .rowmap import Fingerprint
 
 PREFILL, DECODE = 0, 1
 FIDELITY = ("tokens", "rendered", "generated", "live")
 MAX_UNPACKED = 2 << 30
 MAX_TRANSCRIPTS = 20000
+MAX_EXPERTS = 1 << 16
 MAX_ROWS = 1 << 40
+MAX_STEPS = 1 << 32
+MAX_STEP_ROWS = 4096
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -41,9 +46,16 @@ class Capture(Strict):
     engine: str
     engine_version: str
     runner: str
-    hook_digest: Digest
+    hook_digest: Digest | None = None
+    """None where no hook of ours counted: counts that the engine itself gave."""
     missed: int = Field(ge=0)
     recomputed: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _hook(self) -> Self:
+        if self.method == "forced" and self.hook_digest is None:
+            raise MisfitError("hookDigest", "none", "the digest of the hook (method forced)")
+        return self
 
 
 class Selection(Strict):
@@ -101,6 +113,8 @@ class Census:
     fidelity: U8
     prompt_len: I32
     created: I64
+    steps: I64 | None = None
+    touched: I64 | None = None
 
     def decode(self) -> I64:
         """Decode counts summed over transcripts, int64[L,E]."""
@@ -119,7 +133,10 @@ _DTYPES: Mapping[str, tuple[type, int]] = {
     "fidelity": (np.uint8, 1),
     "prompt_len": (np.int32, 1),
     "created": (np.int64, 1),
+    "steps": (np.int64, 1),
+    "touched": (np.int64, 2),
 }
+_OPTIONAL = ("steps", "touched")
 
 
 def to_bytes(census: Census) -> bytes:
@@ -130,6 +147,8 @@ def to_bytes(census: Census) -> bytes:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in _DTYPES:
             array = header if name == "header" else getattr(census, name)
+            if array is None:
+                continue
             body = io.BytesIO()
             np.lib.format.write_array(body, np.ascontiguousarray(array), allow_pickle=False)
             archive.writestr(
@@ -150,7 +169,8 @@ def parse(raw: bytes, source: str) -> Census:
 
 
 def _read_members(raw: bytes, source: str) -> dict[str, npt.NDArray[np.generic]]:
-    expected = {f"{name}.npy" for name in _DTYPES}
+    every = {f"{name}.npy" for name in _DTYPES}
+    optional = {f"{name}.npy" for name in _OPTIONAL}
     try:
         archive = zipfile.ZipFile(io.BytesIO(raw))
     except Exception as error:  # zipfile raises many kinds on damaged bytes
@@ -158,13 +178,15 @@ def _read_members(raw: bytes, source: str) -> dict[str, npt.NDArray[np.generic]]
     with archive:
         infos = archive.infolist()
         names = [info.filename for info in infos]
+        expected = every if optional & set(names) else every - optional
         if len(names) != len(set(names)) or set(names) != expected:
             found = sorted(set(names) ^ expected)[:4] or "a member twice"
             raise FormatError(source, "members", found, "exactly the members of a census")
         total = sum(info.file_size for info in infos)
         if total > MAX_UNPACKED:
             raise FormatError(source, "unpacked size", f"{total} bytes", f"at most {MAX_UNPACKED}")
-        return {name: _read_array(archive, name, source) for name in _DTYPES}
+        present = [name for name in _DTYPES if f"{name}.npy" in expected]
+        return {name: _read_array(archive, name, source) for name in present}
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, source: str) -> npt.NDArray[np.generic]:
@@ -189,8 +211,13 @@ def _read_array(archive: zipfile.ZipFile, name: str, source: str) -> npt.NDArray
 def check(census: Census, source: str) -> None:
     """All invariants of a census. Raises FormatError naming the first that fails."""
     transcripts, phases, layers, width = census.counts.shape
-    if phases != 2 or not 0 <= transcripts <= MAX_TRANSCRIPTS or layers < 1:
-        expected = f"[T<={MAX_TRANSCRIPTS}, 2, L>=1, E]"
+    fits = 0 <= transcripts <= MAX_TRANSCRIPTS and phases == 2 and width <= MAX_EXPERTS
+    if not fits or layers < 1:
+        expected = f"[T<={MAX_TRANSCRIPTS}, 2, L>=1, E<={MAX_EXPERTS}]"
+        raise FormatError(source, "counts", list(census.counts.shape), expected)
+    if 2 * layers * width * 8 > MAX_UNPACKED:
+        # Without a transcript an array of any shape is empty, and so are its bytes.
+        expected = f"at most {MAX_UNPACKED} bytes a transcript"
         raise FormatError(source, "counts", list(census.counts.shape), expected)
     shapes = {
         "rows": (transcripts, 2),
@@ -213,6 +240,35 @@ def check(census: Census, source: str) -> None:
             source, "fidelity", int(census.fidelity.max()), f"0 to {len(FIDELITY) - 1}"
         )
     _check_counts(census, source)
+    _check_touched(census, source)
+
+
+def _check_touched(census: Census, source: str) -> None:
+    """A step of n rows reads at least k experts of a layer, and at most n x k or all of them."""
+    steps, touched = census.steps, census.touched
+    if steps is None and touched is None:
+        return
+    if steps is None or touched is None:
+        missing = "steps" if steps is None else "touched"
+        raise FormatError(source, missing, "none", "steps and touched, or neither")
+    if not 1 <= len(steps) <= MAX_STEP_ROWS:
+        raise FormatError(source, "steps", list(steps.shape), f"[1 to {MAX_STEP_ROWS} rows a step]")
+    expected = (len(steps), len(census.layer_ids))
+    if touched.shape != expected:
+        raise FormatError(source, "touched", list(touched.shape), f"shape {list(expected)}")
+    if int(steps.min()) < 0 or int(steps.max()) > MAX_STEPS:
+        found = int(steps.min()) if int(steps.min()) < 0 else int(steps.max())
+        raise FormatError(source, "steps", found, f"0 to {MAX_STEPS}")
+    top_k = census.top_k.astype(np.int64)[None, :]
+    rows = np.arange(1, len(steps) + 1, dtype=np.int64)[:, None]
+    least = steps[:, None] * top_k
+    most = steps[:, None] * np.minimum(rows * top_k, census.experts)
+    bad = np.argwhere((touched < least) | (touched > most))
+    if bad.size:
+        n, layer = (int(v) for v in bad[0])
+        place = f"touched[{n + 1} rows,layer {int(census.layer_ids[layer])}]"
+        expected_sum = f"{int(least[n, layer])} to {int(most[n, layer])} ({int(steps[n])} steps)"
+        raise FormatError(source, place, f"{int(touched[n, layer])} experts", expected_sum)
 
 
 def _check_counts(census: Census, source: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+import sys
+from typing import Any, Literal
 
 from pydantic import Field
 
 from .base import Digest, Strict
 from .census import Capture, OffPolicy, Selection
+from .evidence import Evidence
 from .rowmap import Fingerprint, Geometry
 from .run import ColdShares, Counted
 
@@ -32,21 +35,22 @@ class Report(Strict):
 
     format: Literal["expertmaps-report"] = "expertmaps-report"
     version: Literal[1] = 1
-    run: str
-    lane: str
+    run: str | None = None
+    lane: str | None = None
+    """Job and lane; none for a report that was made from files."""
     traffic_class: str = Field(alias="class")
     created: int
     window: tuple[int, int]
-    digest: Digest | None
+    digest: Digest | None = None
     """The map's digest; null when none was built."""
-    row_set_digest: Digest | None
+    row_set_digest: Digest | None = None
     census_digest: Digest
     verdict: VerdictWord
     accepted: bool
     reason: str
     message: str
     fingerprint: Fingerprint
-    geometry: Geometry | None
+    geometry: Geometry | None = None
     capture: Capture
     selection: Selection
     off_policy: OffPolicy | None = None
@@ -55,7 +59,7 @@ class Report(Strict):
     counted: Counted
     rendering_refused: dict[str, int] = Field(default_factory=dict)
     """Transcripts whose rendering by the server was not accepted, by reason; then generated."""
-    cold: ColdShares | None
+    cold: ColdShares | None = None
     own_interval: tuple[float, float] | None = None
     """95% interval of cold.own: sessions resampled."""
     headroom: float | None = None
@@ -63,3 +67,25 @@ class Report(Strict):
     notes: tuple[str, ...] = ()
     """What a reader should know, in sentences."""
     layers: tuple[LayerReport, ...] = ()
+    evidence: Evidence | None = None
+    """What was computed beyond the shares that decide."""
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of report.json; `report.schema.json` beside this module holds it.
+
+    `python -m rowmap_jobs.formats.report > rowmap_jobs/formats/report.schema.json` writes it anew.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Report.model_json_schema(by_alias=True),
+    }
+
+
+def schema_text() -> str:
+    """The schema as the committed file spells it."""
+    return json.dumps(schema(), indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(schema_text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -82,13 +82,19 @@ class LayerRows(Strict):
 
 
 class RowMap(Strict):
-    """A whole row map. `layers` alone is what the public reference hook reads."""
+    """A whole row map. `layers` alone is what the public reference hook reads.
+
+    `order` is for engines whose rows share one budget (llama.cpp): every row of every layer as
+    (absolute layer, expert), the hot rows first and each part hottest first, so that whoever can
+    hold fewer rows than the map asks for takes the front of it.
+    """
 
     version: Literal[1] = 1
     fingerprint: Fingerprint
     geometry: Geometry
     row_set_digest: Digest
     layers: dict[str, LayerRows]
+    order: tuple[tuple[int, int], ...] | None = None
 
     @model_validator(mode="after")
     def _partition(self) -> Self:
@@ -114,6 +120,8 @@ class RowMap(Strict):
         actual = row_set_digest(self.geometry, self.layers)
         if self.row_set_digest != actual:
             raise MisfitError("rowSetDigest", self.row_set_digest, actual)
+        if self.order is not None:
+            _check_order(self.order, self.layers)
         return self
 
     def to_wire(self) -> dict[str, object]:
@@ -128,6 +136,28 @@ class RowMap(Strict):
         return sha256_digest(self.to_bytes())
 
 
+def _check_order(order: tuple[tuple[int, int], ...], layers: Mapping[str, LayerRows]) -> None:
+    """A permutation of all rows, hot rows in front, each layer in the order of its own lists."""
+    total = sum(len(rows.hot) + len(rows.cold) for rows in layers.values())
+    if len(order) != total:
+        raise MisfitError("order", f"{len(order)} rows", f"{total}, the rows of all layers")
+    hot = sum(len(rows.hot) for rows in layers.values())
+    ranks = {layer: iter(rows.hot + rows.cold[::-1]) for layer, rows in layers.items()}
+    fast = {layer: set(rows.hot) for layer, rows in layers.items()}
+    for index, (layer, expert) in enumerate(order):
+        place, found = f"order.{index}", [layer, expert]
+        if str(layer) not in ranks:
+            raise MisfitError(place, found, "a layer of geometry.moeLayers")
+        wanted = next(ranks[str(layer)], None)
+        if wanted is None:
+            raise MisfitError(place, found, "each row once")
+        if expert != wanted:
+            next_row = f"expert {wanted}, the next of layers.{layer} (hot, then cold reversed)"
+            raise MisfitError(place, found, next_row)
+        if (expert in fast[str(layer)]) != (index < hot):
+            raise MisfitError(place, found, f"the {hot} hot rows first, then the cold ones")
+
+
 def geometry_digest(geometry: Geometry) -> str:
     """Hash of a geometry; a lane freezes it, and every later map must have the same."""
     return sha256_digest(canonical_json(geometry.to_wire()))
@@ -140,9 +170,12 @@ def row_set_digest(geometry: Geometry, layers: Mapping[str, LayerRows]) -> str:
 
 
 def build(
-    fingerprint: Fingerprint, geometry: Geometry, layers: Mapping[int, tuple[list[int], list[int]]]
+    fingerprint: Fingerprint,
+    geometry: Geometry,
+    layers: Mapping[int, tuple[list[int], list[int]]],
+    order: Sequence[tuple[int, int]] | None = None,
 ) -> RowMap:
-    """Make a map from `{layer: (hot hottest first, cold coldest first)}`.
+    """Make a map from `{layer: (hot hottest first, cold coldest first)}` and RowMap.order.
 
     Raises pydantic.ValidationError when the rows are not a partition.
     """
@@ -155,6 +188,7 @@ def build(
         geometry=geometry,
         row_set_digest=row_set_digest(geometry, rows),
         layers=rows,
+        order=None if order is None else tuple(order),
     )
 
 

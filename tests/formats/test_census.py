@@ -131,6 +131,109 @@ def test_damaged_archives(change: Callable[[dict[str, bytes]], object], message:
     assert str(refused.value).startswith(message)
 
 
+def measured() -> census.Census:
+    """A census with distinct experts of steps of 1 and 3 rows."""
+    steps = np.array([10, 0, 4], np.int64)
+    return replace(sample(), steps=steps, touched=np.array([[20, 20], [0, 0], [19, 16]], np.int64))
+
+
+def test_touched_experts_are_kept() -> None:
+    raw = census.to_bytes(measured())
+    again = census.parse(raw, "census.npz")
+    assert again.steps is not None and again.steps.tolist() == [10, 0, 4]
+    assert again.touched is not None and again.touched.tolist() == [[20, 20], [0, 0], [19, 16]]
+    assert census.to_bytes(again) == raw
+    assert census.parse(census.to_bytes(sample()), "census.npz").steps is None
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"steps": None}, "steps: found none, expected steps and touched, or neither"),
+        ({"touched": None}, "touched: found none, expected steps and touched, or neither"),
+        ({"steps": np.zeros(0, np.int64)}, "steps: found [0], expected [1 to 4096 rows a step]"),
+        ({"touched": np.zeros((3, 1), np.int64)}, "touched: found [3, 1], expected shape [3, 2]"),
+        ({"steps": np.array([10, -1, 4])}, "steps: found -1, expected 0 to 4294967296"),
+        ({"steps": np.array([10, 1 << 33, 4])}, "steps: found 8589934592, expected 0 to"),
+        # One row reads its 2 experts, three rows 2 to 5 (and no more than a layer has: 4).
+        (
+            {"touched": np.array([[20, 21], [0, 0], [19, 16]])},
+            "touched[1 rows,layer 7]: found 21 experts, expected 20 to 20 (10 steps)",
+        ),
+        (
+            {"touched": np.array([[20, 20], [0, 0], [7, 16]])},
+            "touched[3 rows,layer 3]: found 7 experts, expected 8 to 20 (4 steps)",
+        ),
+        (
+            {"touched": np.array([[20, 20], [0, 0], [19, 17]])},
+            "touched[3 rows,layer 7]: found 17 experts, expected 8 to 16 (4 steps)",
+        ),
+        (
+            {"touched": np.array([[20, 20], [1, 0], [19, 16]])},
+            "touched[2 rows,layer 3]: found 1 experts, expected 0 to 0 (0 steps)",
+        ),
+    ],
+)
+def test_touched_experts_fit_their_steps(over: dict[str, Any], message: str) -> None:
+    with pytest.raises(FormatError) as refused:
+        census.check(replace(measured(), **over), "census.npz")
+    assert str(refused.value).startswith(f"census.npz: {message}")
+
+
+@pytest.mark.parametrize("name", ["steps.npy", "touched.npy"])
+def test_steps_without_touched_are_half_a_file(name: str) -> None:
+    with zipfile.ZipFile(io.BytesIO(census.to_bytes(measured()))) as archive:
+        members = {m: archive.read(m) for m in archive.namelist() if m != name}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for member, data in members.items():
+            archive.writestr(member, data)
+    with pytest.raises(FormatError) as refused:
+        census.parse(out.getvalue(), "census.npz")
+    assert str(refused.value).startswith(f"census.npz: members: found ['{name}'], expected")
+
+
+def captured(**over: Any) -> dict[str, Any]:
+    wire = sample().header.capture.to_wire()
+    return {**{k: v for k, v in wire.items() if k != "hookDigest"}, **over}
+
+
+@pytest.mark.parametrize("method", ["live", "native"])
+def test_counts_of_an_engine_itself_have_no_hook(method: str) -> None:
+    capture = census.Capture.from_wire(captured(method=method), "header")
+    assert capture.hook_digest is None and "hookDigest" not in capture.to_wire()
+    header = sample().header.model_copy(update={"capture": capture})
+    raw = census.to_bytes(replace(sample(), header=header))
+    assert census.parse(raw, "census.npz").header.capture == capture
+
+
+def test_forced_counts_name_their_hook() -> None:
+    with pytest.raises(FormatError) as refused:
+        census.Capture.from_wire(captured(), "header")
+    assert str(refused.value) == (
+        "header: hookDigest: found none, expected the digest of the hook (method forced)"
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 1, 1 << 40), (0, 2, 1 << 20, 1 << 16)])
+def test_arrays_without_bytes_cannot_declare_a_world(shape: tuple[int, ...]) -> None:
+    layers = shape[2]
+
+    def declare(members: dict[str, bytes]) -> None:
+        members["counts.npy"] = npy(np.zeros(shape, np.int64))
+        members["layer_ids.npy"] = npy(np.arange(layers, dtype=np.int32))
+        for name in ("experts", "top_k"):
+            members[f"{name}.npy"] = npy(np.ones(layers, np.int32))
+        for name, width in (("rows", 2), ("transcript_id", 32)):
+            kind = np.uint8 if width == 32 else np.int64
+            members[f"{name}.npy"] = npy(np.zeros((0, width), kind))
+        for name in ("session", "prompt_len", "fidelity", "created"):
+            members[f"{name}.npy"] = npy(np.zeros(0, getattr(sample(), name).dtype))
+
+    with pytest.raises(FormatError, match=r"census.npz: counts: found \[0, 2, "):
+        census.parse(rewrite(declare), "census.npz")
+
+
 def test_a_bomb_is_refused_by_its_declared_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(census, "MAX_UNPACKED", 1000)
     with pytest.raises(FormatError, match=r"unpacked size: found \d+ bytes, expected at most 1000"):

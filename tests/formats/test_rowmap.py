@@ -33,7 +33,24 @@ def maps(draw: st.DrawFn) -> rowmap.RowMap:
         moe_layers=tuple(layers),
         top_k=draw(st.integers(1, 2)),
     )
-    return rowmap.build(FINGERPRINT, shape, rows)
+    return rowmap.build(FINGERPRINT, shape, rows, draw(orders(rows)))
+
+
+@st.composite
+def orders(
+    draw: st.DrawFn, rows: dict[int, tuple[list[int], list[int]]]
+) -> list[tuple[int, int]] | None:
+    """No order, or one that merges the layers at will: all hot rows, then all cold ones."""
+    if draw(st.booleans()):
+        return None
+    mixed = random.Random(draw(st.integers(0, 1 << 30)))
+    out = []
+    for part in (0, 1):
+        lists = {layer: list(pair[part])[:: 1 - 2 * part] for layer, pair in rows.items()}
+        turns = [layer for layer, ids in lists.items() for _ in ids]
+        mixed.shuffle(turns)
+        out += [(layer, lists[layer].pop(0)) for layer in turns]
+    return out
 
 
 @given(maps())
@@ -174,6 +191,70 @@ def test_another_spelling_is_refused(spelled: Callable[[bytes], bytes]) -> None:
         "rowmap.json: bytes: found another spelling, expected canonical JSON "
         "(sorted keys, no spaces, newline)"
     )
+
+
+def ordered(order: Any) -> rowmap.RowMap:
+    rows = {0: ([3, 1], [0, 2]), 2: ([0, 1], [3, 2])}
+    return rowmap.build(FINGERPRINT, geometry(), rows, order)
+
+
+ORDER = [(2, 0), (0, 3), (0, 1), (2, 1), (0, 2), (2, 2), (2, 3), (0, 0)]
+
+
+def test_an_order_over_all_layers_round_trips_and_is_optional() -> None:
+    built = ordered(ORDER)
+    raw = built.to_bytes()
+    assert rowmap.parse(raw, "rowmap.json", built.digest) == built
+    assert load_json(raw, "raw")["order"][0] == [2, 0]
+    # The same sets: nothing to move, but another digest. Without an order no key is written.
+    assert built.row_set_digest == row_map().row_set_digest and built.digest != row_map().digest
+    assert "order" not in load_json(row_map().to_bytes(), "raw")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o: o.pop(), "order: found 7 rows, expected 8, the rows of all layers"),
+        (lambda o: o.append([0, 0]), "order: found 9 rows, expected 8, the rows of all layers"),
+        (
+            lambda o: o.__setitem__(7, [1, 0]),
+            "order.7: found [1, 0], expected a layer of geometry.moeLayers",
+        ),
+        (lambda o: o.__setitem__(7, [2, 0]), "order.7: found [2, 0], expected each row once"),
+        (
+            lambda o: o.__setitem__(1, [0, 4]),
+            "order.1: found [0, 4], expected expert 3, the next of layers.0",
+        ),
+        (
+            # Another order within a layer than the layer's own lists.
+            lambda o: (o.__setitem__(1, [0, 1]), o.__setitem__(2, [0, 3])),
+            "order.1: found [0, 1], expected expert 3, the next of layers.0 (hot, then cold",
+        ),
+        (
+            # A cold row of one layer before a hot row of another.
+            lambda o: (o.__setitem__(3, [0, 2]), o.__setitem__(4, [2, 1])),
+            "order.3: found [0, 2], expected the 4 hot rows first, then the cold ones",
+        ),
+        (lambda o: o.__setitem__(0, [2]), "order.0.1: found list, expected Field required"),
+        (lambda o: o.__setitem__(0, [2, "x"]), "order.0.1: found x, expected"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(
+    change: Callable[[list[Any]], object], message: str
+) -> None:
+    wire = load_json(ordered(ORDER).to_bytes(), "sample")
+    change(wire["order"])
+    with pytest.raises(FormatError) as refused:
+        rowmap.parse(canonical_json(wire), "rowmap.json")
+    assert str(refused.value).startswith(f"rowmap.json: {message}")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_order_is_spelled_one_way() -> None:
+    raw = ordered(ORDER).to_bytes()
+    for other in (b"[2.0,0]", b"[2,false]", b'["2",0]'):
+        with pytest.raises(FormatError):
+            rowmap.parse(raw.replace(b"[2,0]", other), "rowmap.json")
 
 
 def test_more_than_a_config_map_holds_is_refused() -> None:

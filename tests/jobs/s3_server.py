@@ -76,6 +76,9 @@ def start(folder: Path) -> S3Server:
             "-ip.bind=127.0.0.1",
             *arguments,
             "-s3",
+            # Their fixed defaults would keep a second server from starting.
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
             f"-s3.config={config}",
             "-master.volumeSizeLimitMB=64",
             "-master.telemetry=false",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmap_jobs import profile
+from rowmap_jobs import profile, store
 from rowmap_jobs.formats import census, names, rowmap
 from rowmap_jobs.formats.base import sha256_digest
 from rowmap_jobs.formats.report import Report
@@ -81,7 +81,7 @@ def test_an_accepted_map_is_stored_and_made_into_a_config_map(world: World) -> N
     assert report.trick_check is not None and report.trick_check["moved"] == 0
     assert report.off_policy is not None and report.off_policy.mean_logprob == -0.5
     page = world.get(verdict.report_key.replace(".json", ".html"))  # type: ignore[union-attr]
-    assert b"provisional" in page and b"http" not in page.replace(b"https://", b"")
+    assert b"provisional" in page and b"http:" not in page and b"<image" in page
 
 
 def test_every_forced_request_has_what_the_method_asks_for(world: World) -> None:
@@ -246,6 +246,53 @@ def test_other_classes_maps_are_compared_and_damaged_ones_noted(world: World) ->
     assert verdict.cold.others["same"] == verdict.cold.in_sample
     notes = " ".join(read_report(world, verdict).notes)
     assert "class gone" in notes and "class bad" in notes
+
+
+def test_a_map_that_is_not_better_than_the_active_one_is_not_given_to_the_lane(
+    world: World,
+) -> None:
+    world.record([chat(i) for i in range(4)])
+    active = run(world).digest
+    assert active is not None
+    made = len(world.created)
+    verdict = run(world, activeMapDigest=active, run="lane.agent-2")
+    assert (verdict.outcome, verdict.reason) == ("Rejected", "NotBetterThanCurrent")
+    assert active in verdict.message and "the active map stays" in verdict.message
+    assert len(world.created) == made
+    found = read_report(world, verdict).evidence
+    assert found is not None and found.change is not None
+    assert found.change.active_digest == active and found.change.rows_moved == 0
+
+
+def test_a_map_that_is_better_than_the_active_one_is_accepted(world: World) -> None:
+    world.record([chat(i) for i in range(4)])
+    first = run(world)
+    assert first.digest is not None
+    rows = store.get_map(world.services().store(world.spec()), first.digest)
+    turned = {
+        int(layer): ([*found.cold[: len(found.hot)]], [*found.cold[len(found.hot) :], *found.hot])
+        for layer, found in rows.layers.items()
+    }
+    bad = rowmap.build(rows.fingerprint, rows.geometry, turned)
+    world.put(names.map_key(world.store, bad.digest), bad.to_bytes())
+    verdict = run(world, activeMapDigest=bad.digest, run="lane.agent-2")
+    assert (verdict.outcome, verdict.digest) == ("Accepted", first.digest)
+    assert bad.digest in verdict.message and "better by" in verdict.message
+
+
+def test_an_active_map_of_another_model_has_not_to_be_beaten(world: World) -> None:
+    world.record([chat(i) for i in range(4)])
+    first = run(world)
+    assert first.digest is not None
+    rows = store.get_map(world.services().store(world.spec()), first.digest)
+    other = rows.fingerprint.model_copy(update={"router": "sha256:" + "9" * 64})
+    layers = {int(n): ([*found.hot], [*found.cold]) for n, found in rows.layers.items()}
+    stranger = rowmap.build(other, rows.geometry, layers)
+    world.put(names.map_key(world.store, stranger.digest), stranger.to_bytes())
+    for run_, digest in (("lane.agent-2", stranger.digest), ("lane.agent-3", "sha256:" + "1" * 64)):
+        verdict = run(world, activeMapDigest=digest, run=run_)
+        assert verdict.outcome == "Accepted"
+        assert any("the active map" in note for note in read_report(world, verdict).notes)
 
 
 def test_a_dead_engine_is_worth_another_try(world: World) -> None:

@@ -1,0 +1,1 @@
+"""Making, joining, choosing and cleaning censuses. Pure: numpy and the formats only."""

@@ -1,0 +1,1 @@
+"""Formats of other systems: readers into counts or rankings, writers from maps and censuses."""

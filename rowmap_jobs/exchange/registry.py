@@ -1,0 +1,353 @@
+"""All formats by name: which file is which, and one reader and writer for each.
+
+A file is never guessed: where its first bytes fit two formats, both are named and nothing is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..formats.base import FormatError
+from . import adapters, sniff
+from .adapters import Export, Known
+from .base import Counts, Ranking
+from .sniff import Look
+
+Reader = Callable[[Path, Known], Counts | Ranking]
+Writer = Callable[[Path, Export], None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: what it is in a line, what a file of it looks like, and what can be done."""
+
+    name: str
+    line: str
+    example: str
+    sniff: Callable[[Look], bool] | None = None
+    """None where nothing is read."""
+    read: Reader | None = None
+    write: Writer | None = None
+
+
+def _members(*names: str) -> Callable[[Look], bool]:
+    """A .npz with one of these arrays."""
+    return lambda seen: not seen.is_folder and any(f"{name}.npy" in seen.names for name in names)
+
+
+def _json(*keys: str) -> Callable[[Look], bool]:
+    """A JSON object with one of these keys, not JSON lines of many objects."""
+    return lambda seen: bool(set(keys) & set(seen.keys)) and not _is_records(seen)
+
+
+def _is_records(seen: Look) -> bool:
+    return seen.is_lines and bool({"expert_ids", "experts"} & set(_first_keys(seen)))
+
+
+def _first_keys(seen: Look) -> tuple[str, ...]:
+    return seen.keys if seen.is_lines else ()
+
+
+def _is_b12x(seen: Look) -> bool:
+    return _is_records(seen) and "expert_ids" in seen.keys
+
+
+def _is_plain(seen: Look) -> bool:
+    return _is_records(seen) and "experts" in seen.keys and "layer" in seen.keys
+
+
+def _is_routed(seen: Look) -> bool:
+    """An .npy, a .npz or folder of arrays that no other format claims, or lines of responses."""
+    if seen.is_folder:
+        return any(name.endswith((".npy", ".npy.gz", ".npz")) for name in seen.names)
+    if seen.names:
+        arrays = all(name.endswith(".npy") for name in seen.names)
+        taken = any(_npz(seen) for _npz in (_RECIPE, _EXLLAMA_NPZ, _OURS))
+        return arrays and not taken
+    if seen.head[:6] == b"\x93NUMPY":
+        return True
+    return seen.first_line.startswith("{") and '"routed_experts"' in seen.text
+
+
+_RECIPE = _members("cnt_dec", "cnt_pre")
+_EXLLAMA_NPZ = _members("counts_decode", "counts_prefill", "counts")
+_OURS = _members("header")
+
+
+def _is_exllama_npz(seen: Look) -> bool:
+    return _EXLLAMA_NPZ(seen) and not _OURS(seen) and not _RECIPE(seen)
+
+
+def _is_exllama(seen: Look) -> bool:
+    return bool({"ranking", "counts", "census"} & set(seen.tensors))
+
+
+def _sglang(*words: str) -> Callable[[Look], bool]:
+    found = _json(*words)
+    return lambda seen: found(seen) or sniff.has_pickled(seen, *words)
+
+
+def _is_trtllm_folder(seen: Look) -> bool:
+    ranks = any(re.fullmatch(r"rank\d+\.safetensors", name) for name in seen.names)
+    return seen.is_folder and ranks and "meta_info.json" in seen.names
+
+
+def _is_trtllm(seen: Look) -> bool:
+    return re.search(r"(?m)^initial_global_assignments\s*:", seen.text) is not None
+
+
+def _is_recipe_map(seen: Look) -> bool:
+    """`{"layers": {...}}` or the layers at once; our own maps have a fingerprint beside them."""
+    start = r'\s*\{\s*(?:"layers"\s*:\s*\{\s*)?"\d+"\s*:\s*\{\s*"(?:hot|cold)"'
+    return re.match(start, seen.text) is not None and "fingerprint" not in seen.keys
+
+
+def _is_trace(seen: Look) -> bool:
+    return sniff.integer_rows(seen) == 2
+
+
+def _is_pin(seen: Look) -> bool:
+    columns = sniff.integer_rows(seen)
+    # A profile has every expert once, a trace every selection.
+    return columns == 3 or (columns == 2 and not sniff.repeats(seen))
+
+
+def _is_overrides(seen: Look) -> bool:
+    return (
+        re.match(r"\s*(?:\S*exps\S*=[A-Za-z]|--n-cpu-moe[ =]\d|-ncmoe[ =]\d)", seen.text)
+        is not None
+    )
+
+
+def _is_imatrix(seen: Look) -> bool:
+    return (
+        seen.head[:4] == b"GGUF" and b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix" in seen.head
+    )
+
+
+def _is_route_trace(seen: Look) -> bool:
+    return seen.text.startswith("# route_trace v")
+
+
+FORMATS: dict[str, Format] = {
+    entry.name: entry
+    for entry in (
+        Format(
+            "recipe",
+            "counts that the public reference hook dumps",
+            "counts-20260917.npz: cnt_dec, cnt_pre int64[L,E], names[L]",
+            _RECIPE,
+            adapters.read_recipe,
+            adapters.write_recipe,
+        ),
+        Format(
+            "recipe-map",
+            "row map of the public reference hook",
+            '{"layers": {"0": {"hot": [3, 1], "cold": [0, 2]}}}',
+            _is_recipe_map,
+            adapters.read_recipe_map,
+            adapters.write_recipe_map,
+        ),
+        Format(
+            "vllm-routed-experts",
+            "arrays of vLLM's --enable-return-routed-experts, a folder or lines of responses",
+            "x.npy uint8[tokens - 1, layers, k] beside x.json with prompt_tokens",
+            _is_routed,
+            adapters.read_routed,
+            adapters.write_routed,
+        ),
+        Format(
+            "vllm-expert-to-ep-rank",
+            "placement file of vLLM's pull request 34811",
+            '{"expert_to_ep_rank": [0, 0, 1, 1]}',
+            write=adapters.write_ep_rank,
+        ),
+        Format(
+            "vllm-expert-map",
+            "initial_expert_map_path of vLLM's pull request 49572",
+            "[[0, 1, 2, 3, 0, 1], [3, 2, 1, 0, 3, 2]]",
+            write=adapters.write_expert_map,
+        ),
+        Format(
+            "vllm-ascend",
+            "expert map of vllm-ascend",
+            '{"moe_layer_count": 1, "layer_list": [{"layer_id": 0, "device_count": 2, ...}]}',
+            _json("moe_layer_count", "layer_list"),
+            adapters.read_ascend,
+            adapters.write_ascend,
+        ),
+        Format(
+            "sglang-counts",
+            "logical_count of SGLang or a dump of its recorder, .pt or .json",
+            '{"logical_count": [[5, 0, 3], [1, 4, 3]]}',
+            _sglang("logical_count", "records"),
+            adapters.read_sglang,
+            adapters.write_sglang_counts,
+        ),
+        Format(
+            "sglang-map",
+            "physical_to_logical_map of SGLang, .pt or .json",
+            '{"physical_to_logical_map": [[0, 1, 2, 3, 1, 0]]}',
+            _sglang("physical_to_logical_map"),
+            adapters.read_sglang,
+            adapters.write_sglang_map,
+        ),
+        Format(
+            "trtllm",
+            "load balancer configuration of TensorRT-LLM",
+            "num_slots: 4, initial_global_assignments: {3: [1, 0, 2, 1]} in YAML",
+            _is_trtllm,
+            adapters.read_trtllm,
+            adapters.write_trtllm,
+        ),
+        Format(
+            "trtllm-statistics",
+            "folder of TensorRT-LLM's expert statistics",
+            'meta_info.json and rank0.safetensors with "100_3": int64[E]',
+            _is_trtllm_folder,
+            adapters.read_trtllm_statistics,
+        ),
+        Format(
+            "llamacpp-trace",
+            "selections of llama.cpp's moe-trace, one a line",
+            "3,17",
+            _is_trace,
+            adapters.read_trace,
+            adapters.write_trace,
+        ),
+        Format(
+            "llamacpp-pin",
+            "pin profile of llama.cpp, hottest first over all layers",
+            "3,17,923",
+            _is_pin,
+            adapters.read_pin,
+            adapters.write_pin,
+        ),
+        Format(
+            "llamacpp-overrides",
+            "-ot or --n-cpu-moe of llama.cpp: whole layers only",
+            r"blk\.(3|4)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
+            _is_overrides,
+            adapters.read_overrides,
+            adapters.write_overrides,
+        ),
+        Format(
+            "llamacpp-n-cpu-moe",
+            "--n-cpu-moe of llama.cpp: the first layers",
+            "--n-cpu-moe 5",
+            write=adapters.write_n_cpu_moe,
+        ),
+        Format(
+            "imatrix",
+            "importance matrix of llama.cpp in GGUF: counts of prompt processing",
+            "imatrix.gguf: blk.3.ffn_up_exps.weight.counts",
+            _is_imatrix,
+            adapters.read_imatrix,
+        ),
+        Format(
+            "exllamav3-npz",
+            "counts by prompt of exllamav3, with a .meta.json beside it",
+            "wiki.npz: counts_decode int64[prompts,L,E]",
+            _is_exllama_npz,
+            adapters.read_exllama_npz,
+            adapters.write_exllama_npz,
+        ),
+        Format(
+            "exllamav3",
+            "placement profile of exllamav3, .exl3moe or .safetensors",
+            "wiki.exl3moe: ranking int32[L,E], counts int64[L,E], census",
+            _is_exllama,
+            adapters.read_exllama,
+            adapters.write_exllama,
+        ),
+        Format(
+            "exllamav3-json",
+            "counts of exllamav3 by layer key",
+            '{"model.layers.3.mlp": [5, 0, 3]}',
+            sniff.layer_lists,
+            adapters.read_exllama_json,
+            adapters.write_exllama_json,
+        ),
+        Format(
+            "b12x",
+            "trace of b12x, one call a line",
+            '{"layer": "layer.7", "phase": "decode", "expert_ids": [17, 3, 17, -1]}',
+            _is_b12x,
+            adapters.read_records,
+            adapters.write_b12x,
+        ),
+        Format(
+            "jsonl",
+            "plain routing, one row or several of one layer a line",
+            '{"layer": 3, "experts": [17, 3]}',
+            _is_plain,
+            adapters.read_records,
+            adapters.write_records,
+        ),
+        Format(
+            "route-trace",
+            "route trace of BigMoeOnEdge",
+            "# route_trace v1",
+            _is_route_trace,
+            adapters.read_route_trace,
+        ),
+    )
+}
+
+
+def detect(path: Path) -> str:
+    """The one format that a file or folder looks like. Raises FormatError for none or several."""
+    seen = sniff.look(path)
+    names = [entry.name for entry in FORMATS.values() if entry.sniff and entry.sniff(seen)]
+    if len(names) > 1:
+        found = f"what could be {' or '.join(names)}"
+        raise FormatError(seen.source, "format", found, "the name of its format with it")
+    if not names:
+        if _OURS(seen) or {"fingerprint", "rowSetDigest"} <= set(seen.keys):
+            found, expected = "a census or row map of ours", "a file of another system"
+        else:
+            found = "a folder" if seen.is_folder else repr(seen.head[:24])
+            expected = f"one of {', '.join(readable())}"
+        raise FormatError(seen.source, "format", found, expected)
+    return names[0]
+
+
+def readable() -> list[str]:
+    """Names of the formats that can be read."""
+    return [entry.name for entry in FORMATS.values() if entry.read]
+
+
+def writable() -> list[str]:
+    """Names of the formats that can be written."""
+    return [entry.name for entry in FORMATS.values() if entry.write]
+
+
+def read(path: Path, name: str | None = None, known: Known | None = None) -> Counts | Ranking:
+    """Read a file whose format is named or detected. Raises FormatError.
+
+    With a layout in `known`, ids and numbers of experts are held against it by the reader where
+    the format lets it; a caller that makes a census or a map compares the whole.
+    """
+    chosen = detect(path) if name is None else name
+    reader = _entry(chosen, path).read
+    if reader is None:
+        raise FormatError(path.name, "format", f"{chosen}, which is only written", str(readable()))
+    return reader(path, known or Known())
+
+
+def write(path: Path, name: str, data: Export) -> None:
+    """Write what a format can hold; the file is whole or not there. Raises FormatError."""
+    writer = _entry(name, path).write
+    if writer is None:
+        raise FormatError(path.name, "format", f"{name}, which is only read", str(writable()))
+    writer(path, data)
+
+
+def _entry(name: str, path: Path) -> Format:
+    entry = FORMATS.get(name)
+    if entry is None:
+        raise FormatError(path.name, "format", name, f"one of {', '.join(FORMATS)}")
+    return entry
