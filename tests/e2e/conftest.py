@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.demo import deploy
 from tests.demo.job import Demo
 from tests.demo.kube import Kube, cluster_environment
 from tests.demo.lanes import host_venv
 from tests.demo.settings import LOCAL_IMAGE, ROOT, WORKLOAD, Settings
+from tests.e2e import stubs
 
 NAMESPACE = "expertmaps-e2e"
 CLUSTER_KINDS = ("namespaces", "crd", "clusterroles", "clusterrolebindings", "storageclasses")
@@ -87,9 +89,8 @@ def before(kube: Kube, administrator: None) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def demo(kube: Kube, before: dict[str, Any]) -> Demo:
-    """The main job, run once: adopted `code`, switched to `prose` and back."""
-    settings = Settings(
+def settings() -> Settings:
+    return Settings(
         local=False,
         namespace=NAMESPACE,
         image=LOCAL_IMAGE,
@@ -97,6 +98,28 @@ def demo(kube: Kube, before: dict[str, Any]) -> Demo:
         lane_image=f"{LOCAL_IMAGE}-vllm-base:dev",
         lane_venv=host_venv(),
     )
-    done = Demo(settings, kube, kube.say)
+
+
+@pytest.fixture(scope="session")
+def ground(kube: Kube, before: dict[str, Any], settings: Settings) -> Kube:
+    """Namespace, object store and operator: what lanes of stand-in pods need."""
+    deploy.namespace(kube, settings)
+    deploy.object_store(kube, settings)
+    deploy.operator(kube, settings)
+    return kube
+
+
+@pytest.fixture(scope="module")
+def lane(ground: Kube) -> Iterator[Kube]:
+    """Three stand-in pods with two accepted maps; no class is active yet."""
+    stubs.bring_up(ground, stubs.REPLICAS)
+    yield ground
+    stubs.take_down(ground)
+
+
+@pytest.fixture(scope="session")
+def demo(ground: Kube, settings: Settings) -> Demo:
+    """The main job, run once: adopted `code`, switched to `prose` and back."""
+    done = Demo(settings, ground, ground.say)
     done.run()
     return done

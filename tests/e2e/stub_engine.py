@@ -3,7 +3,8 @@
 It runs in the runner's image with the files of this folder and of `tests/jobs` mounted at /stub. In
 count mode it is the fake engine of the runner's tests; in serve mode it reports the mounted map as
 the hook would. /faults/mode (a ConfigMap, read at start) makes it misbehave with the map whose
-digest is in /faults/digest: hook-error, crash, never-ready, wrong-digest.
+digest is in /faults/digest: hook-error, crash, never-ready, wrong-digest; and in count mode with
+/faults/counting: crash, memory, never-ready.
 """
 
 from __future__ import annotations
@@ -41,6 +42,19 @@ def planned_fault() -> str:
     if (FAULTS / "digest").read_text(encoding="utf-8").strip() != digest:
         return ""
     return (FAULTS / "mode").read_text(encoding="utf-8").strip()
+
+
+def counting_fault() -> str:
+    """How to misbehave in count mode; empty: not at all."""
+    path = FAULTS / "counting"
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
+def run_out_of_memory() -> None:
+    """Touch more memory than any limit of a test."""
+    held = []
+    while True:
+        held.append(bytearray(os.urandom(1 << 20)) * 32)
 
 
 def status(fault: str) -> dict[str, Any]:
@@ -99,6 +113,10 @@ def serve(port: int, answers: dict[str, bytes]) -> None:
     """Answer GETs on a port, from a thread."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            self.do_GET()
+
         def do_GET(self) -> None:
             body = answers.get(self.path)
             self.send_response(404 if body is None else 200)
@@ -118,6 +136,14 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     if os.environ.get("EXPERTMAPS_MODE") == "count":
+        planned = counting_fault()
+        if planned == "crash":
+            sys.exit(3)
+        if planned == "memory":
+            run_out_of_memory()
+        if planned == "never-ready":
+            stop.wait()
+            return
         sys.path.insert(0, "/stub")
         from fake_engine import FakeEngine
 
@@ -131,7 +157,8 @@ def main() -> None:
             sys.exit(3)
         serve(9477, {"/status": json.dumps(status(fault)).encode()})
     if fault != "never-ready":
-        serve(8000, {"/health": b"ok"})
+        answer = json.dumps({"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]})
+        serve(8000, {"/health": b"ok", "/v1/completions": answer.encode()})
     stop.wait()
 
 

@@ -11,9 +11,16 @@ from tests.demo.kube import Kube, Object, condition
 from tests.demo.settings import LOCAL_IMAGE, ROOT
 
 LANE, WORKLOAD = "stub", "stub-server"
+REPLICAS = 3
+DEMO = ("lane-a", "code", "prose")
+"""Lane and classes of the main job, which live in the same namespace."""
 TEXTS = {"a": "aaaa bbbb aabb", "q": "qqqq xxxx qqxx"}
 """Letters of each class: the stand-in's experts are a function of them."""
 FILES = (ROOT / "tests/e2e/stub_engine.py", ROOT / "tests/jobs/fake_engine.py")
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
 
 
 def transcripts(name: str, now: datetime) -> bytes:
@@ -44,7 +51,10 @@ def workload(replicas: int, name: str = WORKLOAD, **spec: Any) -> Object:
         "image": f"{LOCAL_IMAGE}-runner:dev",
         "command": ["python3", "/stub/stub_engine.py"],
         "readinessProbe": health,
-        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "64Mi"},
+            "limits": {"memory": "256Mi"},
+        },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": "stub", "mountPath": "/stub"},
@@ -85,7 +95,7 @@ def config_map(name: str, data: dict[str, str]) -> Object:
 
 def lane(name: str = LANE, target: str = WORKLOAD) -> Object:
     """The ExpertLane, without an active class."""
-    return _object(
+    return custom(
         "ExpertLane",
         name,
         {
@@ -98,21 +108,28 @@ def lane(name: str = LANE, target: str = WORKLOAD) -> Object:
     )
 
 
+def traffic_class(name: str, prefix: str, **location: Any) -> Object:
+    """A TrafficClass whose transcripts are below a prefix; `location` changes its S3Location."""
+    place = deploy.s3_location("transcripts", prefix)
+    place["s3"].update(location)
+    return custom("TrafficClass", name, {"transcripts": place})
+
+
+def expert_map(lane_name: str, class_name: str, **spec: Any) -> Object:
+    """An ExpertMap that accepts the little that stand-ins count."""
+    refs = {"laneRef": {"name": lane_name}, "trafficClassRef": {"name": class_name}}
+    loose = {"minDecodeTokens": 100, "maxColdShareVsPositional": "10"}
+    return custom("ExpertMap", f"{lane_name}.{class_name}", {**refs, "acceptance": loose, **spec})
+
+
 def resources() -> list[Object]:
     """Classes, lane and maps."""
-    found = []
-    for name in TEXTS:
-        location = deploy.s3_location("transcripts", f"stub-{name}/")
-        found.append(_object("TrafficClass", f"stub-{name}", {"transcripts": location}))
+    found = [traffic_class(f"stub-{name}", f"stub-{name}/") for name in TEXTS]
     found.append(lane())
-    for name in TEXTS:
-        refs = {"laneRef": {"name": LANE}, "trafficClassRef": {"name": f"stub-{name}"}}
-        loose = {"minDecodeTokens": 100, "maxColdShareVsPositional": "10"}
-        found.append(_object("ExpertMap", f"{LANE}.stub-{name}", {**refs, "acceptance": loose}))
-    return found
+    return found + [expert_map(LANE, f"stub-{name}") for name in TEXTS]
 
 
-def _object(kind: str, name: str, spec: Object) -> Object:
+def custom(kind: str, name: str, spec: Object) -> Object:
     version = "expertmaps.dev/v1alpha1"
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
@@ -131,6 +148,17 @@ def bring_up(kube: Kube, replicas: int) -> None:
     apply(kube, *resources())
     for name in TEXTS:
         kube.kubectl("wait", "--for=condition=Ready", f"em/{LANE}.stub-{name}", "--timeout=300s")
+
+
+def take_down(kube: Kube) -> None:
+    """Everything of the stand-ins but their objects in the store; their pods are gone then."""
+    there = kube.kubectl("get", "em,lane,tc", "-o", "name").split()
+    ours = [item for item in there if item.rpartition("/")[2].split(".")[0] not in DEMO]
+    if ours:
+        kube.kubectl("delete", *ours, "--wait")
+    kube.kubectl("delete", "deployment", WORKLOAD, "--ignore-not-found", "--wait")
+    kube.kubectl("delete", "configmap", "stub", "faults", "--ignore-not-found")
+    kube.kubectl("wait", "--for=delete", "pod", "-l", f"app={WORKLOAD}", "--timeout=120s")
 
 
 def apply(kube: Kube, *items: Object) -> None:

@@ -8,19 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.demo.job import Demo
 from tests.demo.kube import Kube, condition
 from tests.e2e import stubs
 
-REPLICAS = 3
+REPLICAS = stubs.REPLICAS
 SERVING = "True/LaneServing"
-
-
-@pytest.fixture(scope="module")
-def lane(demo: Demo) -> Kube:
-    """Three stand-in pods with two accepted maps; no class is active yet."""
-    stubs.bring_up(demo.kube, REPLICAS)
-    return demo.kube
 
 
 @contextmanager
