@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CLUSTER_TOOL := tests/cluster/cluster
 
-.PHONY: help demo demo-down test unit lint api e2e venv crds clean
+.PHONY: help demo demo-down test test-full unit lint api e2e venv crds clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ api: venv ## Tests against a real kube-apiserver.
 
 e2e: venv ## Tests on the local cluster.
 	$(PY) tests/run.py e2e
+
+test-full: venv ## The long tests and the benchmarks; writes a report below tests/reports.
+	$(PY) tests/run.py full && $(PY) -m tests.full_report
 
 lint: venv ## Ruff, mypy, import-linter.
 	$(PY) tests/run.py lint

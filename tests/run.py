@@ -1,6 +1,6 @@
 """Run test stages in order, print how long each took, and close with one summary line.
 
-Stages: lint, unit (with lint), api, e2e. A failing stage does not hide the later ones' results, but
+Stages: lint, unit (with lint), api, e2e, full (what is too long for the others). A failing stage does not hide the later ones' results, but
 stages that need a cluster are left out once the fast ones failed.
 """
 
@@ -25,7 +25,8 @@ LINT = (
     (str(BIN / "lint-imports"), "--config", "pyproject.toml"),
 )
 BROWSER = (sys.executable, "-m", "tests.report.install")
-MARKS = {"unit": "not api and not e2e", "api": "api", "e2e": "e2e"}
+MARKS = {"unit": "not api and not e2e", "api": "api", "e2e": "e2e and not full", "full": "full"}
+CLUSTER = ("install", "build", "vllm", "up", "images")
 
 
 def run(command: tuple[str, ...], env: dict[str, str]) -> int:
@@ -50,7 +51,8 @@ def prepare(stage: str, env: dict[str, str]) -> int:
     steps = {
         "unit": (),
         "api": ("install", "build"),
-        "e2e": ("install", "build", "vllm", "up", "images"),
+        "e2e": CLUSTER,
+        "full": CLUSTER,
     }[stage]
     return next((code for step in steps if (code := run((tool, step), env))), 0)
 
@@ -77,13 +79,13 @@ def tests(stage: str, env: dict[str, str]) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stages", nargs="+", choices=("lint", "unit", "api", "e2e"))
+    parser.add_argument("stages", nargs="+", choices=("lint", *MARKS))
     stages = parser.parse_args().stages
     WORK.mkdir(exist_ok=True)
     env, times, passed, failed = environment(), {}, 0, 0
     for stage in stages:
-        if failed and stage == "e2e":
-            print("e2e: left out, since an earlier stage failed", flush=True)
+        if failed and stage in ("e2e", "full"):
+            print(f"{stage}: left out, since an earlier stage failed", flush=True)
             continue
         start = time.monotonic()
         if stage in ("lint", "unit"):
