@@ -1,7 +1,8 @@
 """Run test stages in order, print how long each took, and close with one summary line.
 
-Stages: lint, unit (with lint), api, e2e, full (what is too long for the others). A failing stage does not hide the later ones' results, but
-stages that need a cluster are left out once the fast ones failed.
+Stages: lint, unit (with lint), api, e2e, full (what is too long for the others). A failing stage
+does not hide the later ones' results, but stages that need a cluster are left out once the fast
+ones failed.
 """
 
 from __future__ import annotations
