@@ -97,15 +97,18 @@ def condition(item: Object | None, kind: str) -> Object:
 
 def describe(item: Object | None, *kinds: str) -> str:
     """Conditions in a few words: `Ready=False/NoMapYet: message`."""
-    found = [condition(item, kind) for kind in kinds]
-    return (
-        "; ".join(
-            f"{c['type']}={c['status']}/{c['reason']}: {c.get('message', '')}"[:240]
-            for c in found
-            if c
-        )
-        or "no conditions yet"
-    )
+    parts, told = [], set()
+    for found in (condition(item, kind) for kind in kinds):
+        if not found:
+            continue
+        text = f"{found['type']}={found['status']}/{found['reason']}"
+        message = found.get("message", "")
+        # Two conditions often have the same cause: it is told once.
+        if message and message not in told:
+            told.add(message)
+            text = f"{text}: {message}"[:240]
+        parts.append(text)
+    return "; ".join(parts) or "no conditions yet"
 
 
 def cluster_environment() -> dict[str, str]:

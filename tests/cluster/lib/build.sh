@@ -27,7 +27,8 @@ go_build() {
   local name=$1 package=$2 flags=$3 started
   [[ ! -x $BIN/$name ]] || return 0
   started=$(seconds)
-  GOFLAGS='-mod=mod -buildvcs=false' go build -trimpath -ldflags "-s -w $flags" -o "$BIN/.$name.$$" "$package"
+  patiently "building $name" env GOFLAGS='-mod=mod -buildvcs=false' \
+    go build -trimpath -ldflags "-s -w $flags" -o "$BIN/.$name.$$" "$package"
   mv "$BIN/.$name.$$" "$BIN/$name"
   say "built $name in $(($(seconds) - started)) s"
 }
@@ -40,7 +41,7 @@ build_from_module() {
   (
     cd "$WORK/$name" || exit 1
     printf 'module build\n\ngo 1.24.0\n' >go.mod
-    GOFLAGS=-mod=mod go get "$module@$version"
+    patiently "fetching the modules of $name" env GOFLAGS=-mod=mod go get "$module@$version"
     go_build "$name" "$package" "$flags"
   )
 }

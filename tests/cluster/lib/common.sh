@@ -46,6 +46,22 @@ wait_until() {
   done
 }
 
+# patiently WHAT COMMAND...: run a long command; every half minute a sign of life, its output only when it fails
+patiently() {
+  local what=$1 log status=0 started pid; shift
+  log=$(mktemp)
+  started=$(seconds)
+  "$@" >"$log" 2>&1 &
+  pid=$!
+  while kill -0 "$pid" 2>/dev/null; do
+    timeout 30 tail --pid="$pid" -f /dev/null 7>&- 8>&- 9>&- || say "  ... $what, $(($(seconds) - started)) s"
+  done
+  wait "$pid" || status=$?
+  ((status == 0)) || { tail -n 40 "$log" >&2; say "$what failed"; }
+  rm -f "$log"
+  return "$status"
+}
+
 # One up, down or load at a time. The lock goes when this process and what it runs have ended.
 lock_operation() {
   mkdir -p "${OPERATION_LOCK%/*}"

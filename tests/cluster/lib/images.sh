@@ -31,10 +31,10 @@ build_image() {
   secrets=$(mktemp -d)
   pip_configuration >"$secrets/pip.conf"
   cat "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" >"$secrets/certificates"
-  if ! buildah build -q --layers --isolation chroot --network host --format docker --ignorefile "$HERE/dockerignore" \
+  if ! patiently "building the image $name" buildah build -q --layers --isolation chroot --network host \
+    --format docker --ignorefile "$HERE/dockerignore" \
     --secret "id=pip.conf,src=$secrets/pip.conf" --secret "id=certificates,src=$secrets/certificates" \
-    -f "$file" -t "$IMAGE_PREFIX/$name:dev" "$@" "$context" >"$secrets/log" 2>&1; then
-    cat "$secrets/log" >&2
+    -f "$file" -t "$IMAGE_PREFIX/$name:dev" "$@" "$context"; then
     rm -rf "$secrets"
     die "the image $name could not be built"
   fi
@@ -55,12 +55,12 @@ base_image() {
     started=$(seconds)
     root=$(mktemp -d -p "$CACHE" base.XXXXXX)
     chmod 755 "$root"
-    debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$root" >"$root.log" 2>&1 ||
-      { tail -n 20 "$root.log" >&2; die "debootstrap failed; its log is $root.log"; }
+    patiently "making the base file system" debootstrap --variant=minbase \
+      --include=ca-certificates,python3,python3-venv bookworm "$root" || die "debootstrap failed"
     rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* "$root"/usr/share/{doc,man,locale}/*
     tar -C "$root" --exclude './dev/*' --sort=name --numeric-owner -cf "$tar.new" .
     mv "$tar.new" "$tar"
-    rm -rf "$root" "$root.log"
+    rm -rf "$root"
     say "built the base file system in $(($(seconds) - started)) s"
   fi
   build_context base "$tar" rootfs.tar $'FROM scratch\nADD rootfs.tar /\nENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nCMD ["/bin/sh"]\n' "$BASE_VERSION"

