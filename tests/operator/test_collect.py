@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from expertmaps_operator.build import workload_fields as fields
 from expertmaps_operator.decide import orphan
 from expertmaps_operator.decide.collect import garbage, lane_garbage
 from expertmaps_operator.plan import ApplyWorkload, DeleteConfigMap
@@ -111,6 +112,22 @@ def test_a_workload_whose_lane_is_gone_serves_on(policy: str | None) -> None:
     assert plan.actions == (LEFT,)
     assert plan.events == ()
     assert plan.status is None
+
+
+def test_a_gate_that_a_rollout_left_closed_is_given_back_and_no_pod_restarts() -> None:
+    world = World(replicas=4).until("Canary").run(2)
+    assert fields.gate_closed(world.workload)
+    template = world.workload["spec"]["template"]
+    snapshot = OrphanSnapshot(world.workload, "lane-a", (), frozenset(world.mounted()))
+    plan = orphan.decide(snapshot, NOW)
+    (opening,) = plan.actions
+    assert isinstance(opening, ApplyWorkload)
+    world.act(opening)
+    assert not fields.gate_in_use(world.workload)
+    assert world.workload["spec"]["template"] == template
+    assert world.workload["metadata"]["labels"][names.LABEL_LANE] == "lane-a"
+    again = OrphanSnapshot(world.workload, "lane-a", (), frozenset(world.mounted()))
+    assert orphan.decide(again, NOW).actions == ()
 
 
 def test_restore_releases_every_field_of_the_lane() -> None:

@@ -7,6 +7,7 @@ in the environment, because the environment is part of what compile caches are k
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +19,8 @@ from ..snapshot import Manifest
 from . import workload_fields as fields
 
 PYTHONPATH = "PYTHONPATH"
+_MARK = names.ENV_MODE
+"""The variable that tells the container of the model server."""
 
 
 class Gate(StrEnum):
@@ -26,6 +29,33 @@ class Gate(StrEnum):
     CLOSED = "Closed"
     OPEN = "Open"
     RELEASED = "Released"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whose fields they are, and on what."""
+
+    lane: str
+    namespace: str
+    workload: str
+    container: str
+    policy: str
+    """What the deletion of the lane means."""
+    min_ready_seconds: int
+    """While the gate is open."""
+
+
+def claim_of(lane: ExpertLane) -> Claim:
+    """A lane's claim on its workload."""
+    spec = lane.spec
+    return Claim(
+        lane=lane.metadata.name,
+        namespace=lane.metadata.namespace,
+        workload=spec.workload_ref.name,
+        container=spec.container_name,
+        policy=spec.deletion_policy,
+        min_ready_seconds=spec.update.min_ready_seconds,
+    )
 
 
 def lane_env(status_port: str) -> dict[str, str]:
@@ -57,44 +87,56 @@ def workload_patch(
 
     Without a map the template is the user's own again; the claim of the workload stays.
     """
-    holder = fields.container(workload, lane.spec.container_name) or {}
-    env = lane_env(status_port or str(lane.spec.hook.status_port))
+    port = status_port or str(lane.spec.hook.status_port)
+    return _patch(claim_of(lane), workload, in_force, items, gate, port)
+
+
+def _patch(
+    claim: Claim,
+    workload: Manifest,
+    in_force: MapInForce | None,
+    items: Sequence[Mapping[str, str]],
+    gate: Gate,
+    status_port: str,
+) -> Manifest:
+    holder = fields.container(workload, claim.container) or {}
+    env = lane_env(status_port)
     if own_python_path(holder):
         del env[PYTHONPATH]
-    spec: dict[str, Any] = dict(_gate_fields(lane, gate))
+    spec: dict[str, Any] = dict(_gate_fields(claim, gate))
     if in_force is not None:
-        spec["template"] = _template(lane, env, in_force, items)
+        spec["template"] = _template(claim, env, in_force, items)
     patch = {
-        "apiVersion": lane.spec.workload_ref.api_version,
-        "kind": lane.spec.workload_ref.kind,
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
         "metadata": {
-            "name": lane.spec.workload_ref.name,
-            "namespace": lane.metadata.namespace,
-            "labels": {names.LABEL_LANE: lane.metadata.name},
+            "name": claim.workload,
+            "namespace": claim.namespace,
+            "labels": {names.LABEL_LANE: claim.lane},
             # On the workload: it must be known when the lane is deleted while no operator runs.
-            "annotations": {names.ANNOTATION_DELETION_POLICY: lane.spec.deletion_policy},
+            "annotations": {names.ANNOTATION_DELETION_POLICY: claim.policy},
         },
     }
     return {**patch, "spec": spec} if spec else patch
 
 
-def _gate_fields(lane: ExpertLane, gate: Gate) -> dict[str, int]:
+def _gate_fields(claim: Claim, gate: Gate) -> dict[str, int]:
     if gate is Gate.RELEASED:
         return {}
     closed = gate is Gate.CLOSED
     return {
-        "minReadySeconds": fields.GATE_MIN_READY if closed else lane.spec.update.min_ready_seconds,
+        "minReadySeconds": fields.GATE_MIN_READY if closed else claim.min_ready_seconds,
         "progressDeadlineSeconds": fields.GATE_DEADLINE,
     }
 
 
 def _template(
-    lane: ExpertLane,
+    claim: Claim,
     env: Mapping[str, str],
     in_force: MapInForce,
     items: Sequence[Mapping[str, str]],
 ) -> dict[str, Any]:
-    name = lane.metadata.name
+    name = claim.lane
     hook_source = {
         "name": names.hook_configmap(name, in_force.hook_digest),
         "optional": True,
@@ -116,7 +158,7 @@ def _template(
         "spec": {
             "containers": [
                 {
-                    "name": lane.spec.container_name,
+                    "name": claim.container,
                     "env": [{"name": key, "value": value} for key, value in env.items()],
                     "volumeMounts": mounts,
                 }
@@ -135,17 +177,40 @@ def closing_patch(lane: ExpertLane, workload: Manifest) -> Manifest | None:
 
     None when the template does not have all of them.
     """
+    return _present(claim_of(lane), workload, Gate.CLOSED)
+
+
+def opened_patch(lane: str, workload: Manifest) -> Manifest | None:
+    """The fields that a lane which is gone left, without its gate; no pod is replaced by it.
+
+    None when the template does not have all of them.
+    """
+    metadata = workload.get("metadata") or {}
+    holders = (one for one in fields.containers(workload) if fields.named(one.get("env"), _MARK))
+    claim = Claim(
+        lane=lane,
+        namespace=str(metadata.get("namespace")),
+        workload=str(metadata.get("name")),
+        container=str(next(holders, {}).get("name")),
+        policy=str(fields.annotations_of(workload).get(names.ANNOTATION_DELETION_POLICY)),
+        min_ready_seconds=0,
+    )
+    return _present(claim, workload, Gate.RELEASED)
+
+
+def _present(claim: Claim, workload: Manifest, gate: Gate) -> Manifest | None:
+    """The fields of a claim as the template has them, with this gate."""
     found = fields.in_template(workload)
-    holder = fields.container(workload, lane.spec.container_name)
+    holder = fields.container(workload, claim.container)
     if found is None or holder is None:
         return None
     in_force = MapInForce(traffic_class="", digest=found[0], hook_digest=found[1])
-    config_map = names.hook_configmap(lane.metadata.name, in_force.hook_digest)
+    config_map = names.hook_configmap(claim.lane, in_force.hook_digest)
     items = fields.hook_items_in_template(workload, config_map)
     port = fields.env_value(holder, names.ENV_STATUS_PORT)
     if items is None or port is None:
         return None
-    patch = workload_patch(lane, workload, in_force, items, Gate.CLOSED, port)
+    patch = _patch(claim, workload, in_force, items, gate, port)
     return patch if template_holds(workload, patch) else None
 
 
