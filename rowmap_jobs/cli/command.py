@@ -34,6 +34,8 @@ class Command:
     """What it does, for the list of subcommands."""
     text: str
     """What it does, for its own help."""
+    usage: str
+    """Its arguments in short, behind the name."""
     examples: str
     arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace, Console], int]

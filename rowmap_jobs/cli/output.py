@@ -26,17 +26,17 @@ def check_free(path: Path, force: bool) -> None:
     """
     source = str(path)
     try:
-        if path.is_dir():
-            raise FormatError(source, "output", "a folder", "the name of a file")
-        if os.path.lexists(path):
-            if not path.is_file():
-                raise FormatError(source, "output", "no regular file", "the name of a file")
-            if not force:
-                raise UsageError(f"{source}: found a file, expected a new name, or --force")
-        elif not path.parent.is_dir():
-            raise FormatError(source, "output", f"no folder {path.parent}", "a folder that exists")
+        taken, folder, file = os.path.lexists(path), path.is_dir(), path.is_file()
+        homeless = not taken and not path.parent.is_dir()
     except (OSError, ValueError) as error:
         raise _refusal(path, error) from None
+    if homeless:
+        raise FormatError(source, "output", f"no folder {path.parent}", "a folder that exists")
+    if taken and not file:
+        found = "a folder" if folder else "no regular file"
+        raise FormatError(source, "output", found, "the name of a file")
+    if taken and not force:
+        raise UsageError(f"{source}: found a file, expected a new name, or --force")
 
 
 def save(path: Path, raw: bytes, force: bool) -> None:
@@ -85,10 +85,11 @@ def staged(target: Path, force: bool, folder: bool = False) -> Iterator[Path]:
 
 def _check_no_folder(target: Path) -> None:
     try:
-        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-            raise UsageError(f"{target}: found something there, expected a new folder's name")
+        taken = os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir()))
     except (OSError, ValueError) as error:
         raise _refusal(target, error) from None
+    if taken:
+        raise UsageError(f"{target}: found something there, expected a new folder's name")
 
 
 def _refusal(path: Path, error: OSError | ValueError) -> FormatError:

@@ -99,7 +99,8 @@ def moment(text: str) -> int:
 def share(text: str) -> float:
     """A share of 0 to 1: `23.2%` or `0.232`."""
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        # As a decimal exponent: 23.2 / 100 is not the number that 0.232 is.
+        value = float(f"{text[:-1]}e-2" if text.endswith("%") else text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from rowmap_jobs.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT / "tests" / "model" / "moe"
@@ -39,3 +45,38 @@ def records(folder: Path, traffic: str, sessions: int = 12, rows: int = 724) -> 
         tokens = {"prompt_tokens": PROMPT, "completion_tokens": rows - PROMPT + 1}
         (folder / f"{traffic}{session:02}-0.json").write_text(json.dumps(tokens))
     return folder
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def line(self) -> str:
+        """The one line on stderr of a refusal."""
+        assert self.code in (2, 3) and self.out == "", self
+        assert self.err.startswith("rowmap: ") and self.err.count("\n") == 1, self.err
+        return self.err.removeprefix("rowmap: ").rstrip("\n")
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def rowmap(*arguments: object) -> Ran:
+    """Run a command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def good(*arguments: object) -> Ran:
+    """A command line that must end well."""
+    ran = rowmap(*arguments)
+    assert ran.code == 0, ran
+    return ran

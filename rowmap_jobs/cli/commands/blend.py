@@ -18,6 +18,8 @@ Put every class of traffic under every class's map (its own left out by session)
 and under one blend of all. A blend is refused, with exit code 1 and nothing
 written, when some single class's map loses less at its worst."""
 
+USAGE = "CLASS=CENSUS... (--model DIR | --geometry FILE) hot-rows [options]"
+
 EXAMPLES = """\
   rowmap blend agent=agent.npz prose=prose.npz --model models/moe --hot 24
   rowmap blend agent=agent.npz prose=prose.npz --geometry rowmap.json --hot 24 \\
@@ -115,5 +117,11 @@ def _said(found: Blended) -> str:
 
 
 COMMAND = Command(
-    "blend", "put several classes under one map, if none loses", TEXT, EXAMPLES, arguments, run
+    "blend",
+    "put several classes under one map, if none loses",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

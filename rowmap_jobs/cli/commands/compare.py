@@ -21,6 +21,8 @@ Compare two row maps of one model: rows and bytes that a switch from A to B
 moves, overlap and churn; with a census, the cold share of its traffic under
 each. Exits with 0 when the same rows are hot, else with 1."""
 
+USAGE = "MAP_A MAP_B [--census FILE] [--json]"
+
 EXAMPLES = """\
   rowmap compare old.json new.json
   rowmap compare agent.json prose.json --census agent.npz --json
@@ -89,5 +91,11 @@ def _facts(found: Compared) -> list[Fact]:
 
 
 COMMAND = Command(
-    "compare", "say what moves from one map to another", TEXT, EXAMPLES, arguments, run
+    "compare",
+    "say what moves from one map to another",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

@@ -14,6 +14,8 @@ Judge the map in force by a new census: its cold share less that of a map made
 anew, each session left out of it. Exits with 1 when the low end of the regret's
 95% interval is above 2 points: then a new profile is worth its time."""
 
+USAGE = "CENSUS --active MAP [--json]"
+
 EXAMPLES = """\
   rowmap drift --active rowmap.json this-week.npz
   rowmap drift --active rowmap.json this-week.npz --json
@@ -61,5 +63,11 @@ def run(args: Namespace, console: Console) -> int:
 
 
 COMMAND = Command(
-    "drift", "say whether traffic has left the map in force", TEXT, EXAMPLES, arguments, run
+    "drift",
+    "say whether traffic has left the map in force",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

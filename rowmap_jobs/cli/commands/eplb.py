@@ -14,6 +14,8 @@ Spread the experts of every layer over devices by the decode load of a census,
 with replicas of the hot ones, by DeepSeek's EPLB. The file has phy2log, log2phy
 and logcnt; rowmap export writes the forms of engines."""
 
+USAGE = "CENSUS --slots N --devices N [-o FILE] [options]"
+
 EXAMPLES = """\
   rowmap eplb agent.npz --slots 288 --devices 32 -o eplb.json
   rowmap eplb agent.npz --slots 288 --groups 8 --nodes 4 --devices 32
@@ -73,5 +75,11 @@ def run(args: Namespace, console: Console) -> int:
 
 
 COMMAND = Command(
-    "eplb", "spread replicas of hot experts over devices", TEXT, EXAMPLES, arguments, run
+    "eplb",
+    "spread replicas of hot experts over devices",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

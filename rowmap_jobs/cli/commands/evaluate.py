@@ -28,6 +28,8 @@ map is judged by what made it. Give a budget (the map is placed) or --map (a map
 that was not placed from this census is judged as it is). Prints the verdict;
 exits with 1 when the map is rejected."""
 
+USAGE = "CENSUS (--map FILE | --model DIR hot-rows) [options]"
+
 EXAMPLES = """\
   rowmap evaluate agent.npz --model models/v41-flash --hot 295
   rowmap evaluate agent.npz --map rowmap.json --active old.json --min-improvement 0.5
@@ -305,5 +307,11 @@ def _write(args: Namespace, case: Case, report: Report) -> None:
 
 
 COMMAND = Command(
-    "evaluate", "judge a map by traffic that it has not seen", TEXT, EXAMPLES, arguments, run
+    "evaluate",
+    "judge a map by traffic that it has not seen",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

@@ -22,6 +22,8 @@ Write a census or a row map in a format of rowmap formats. Formats with slots
 census over --ranks by its decode load; --slots beyond the experts hold
 replicas."""
 
+USAGE = "FORMAT INPUT -o FILE [--ranks N] [options]"
+
 EXAMPLES = """\
   rowmap export recipe-map rowmap.json -o expert_map.json
   rowmap export llamacpp-pin rowmap.json -o pin.csv
@@ -103,5 +105,11 @@ def _export(args: Namespace) -> Export:
 
 
 COMMAND = Command(
-    "export", "write a census or map for another system", TEXT, EXAMPLES, arguments, run
+    "export",
+    "write a census or map for another system",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

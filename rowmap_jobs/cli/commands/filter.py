@@ -18,6 +18,8 @@ TEXT = """\
 Keep some transcripts of a census. Whole transcripts are taken or left, never
 rows of them; the header says how many were left out and why."""
 
+USAGE = "CENSUS -o FILE condition..."
+
 EXAMPLES = """\
   rowmap filter agent.npz --since 7d -o week.npz
   rowmap filter agent.npz --prompt-tokens 16384: -o long.npz
@@ -87,4 +89,12 @@ def write(args: Namespace, census: Census) -> str:
     return text.facts(f"{args.output}: census", describe.of_census(file))
 
 
-COMMAND = Command("filter", "keep some transcripts of a census", TEXT, EXAMPLES, arguments, run)
+COMMAND = Command(
+    "filter",
+    "keep some transcripts of a census",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
+)

@@ -12,6 +12,8 @@ TEXT = """\
 List the formats of other systems: which are read (rowmap import), which are
 written (rowmap export), and what a file of each looks like."""
 
+USAGE = "[--json]"
+
 EXAMPLES = """\
   rowmap formats
   rowmap formats --json
@@ -46,4 +48,12 @@ def run(args: Namespace, console: Console) -> int:
     return command.OK
 
 
-COMMAND = Command("formats", "list the formats of other systems", TEXT, EXAMPLES, arguments, run)
+COMMAND = Command(
+    "formats",
+    "list the formats of other systems",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
+)

@@ -24,8 +24,10 @@ they are of: --model or --fingerprint does, and their layers, experts and top-k
 are held against it. Of several files the census is one; the same transcript in
 two of them counts once."""
 
+USAGE = "FORMAT FILE... (--model DIR | --fingerprint FILE) -o FILE [options]"
+
 EXAMPLES = """\
-  rowmap import auto counts-20260917.npz --baseline counts-zero.npz --model models/moe -o agent.npz
+  rowmap import auto counts.npz --baseline counts-zero.npz --model models/moe -o agent.npz
   rowmap import vllm-routed-experts records/ --model models/moe --class agent \\
       --session-by '^([^-]+)' -o agent.npz
   rowmap import imatrix imatrix.gguf --model model.gguf --unbound -o wiki.npz
@@ -246,5 +248,11 @@ def _map(
 
 
 COMMAND = Command(
-    "import", "read another system's counts or placement", TEXT, EXAMPLES, arguments, run
+    "import",
+    "read another system's counts or placement",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

@@ -20,6 +20,8 @@ Say what each path is: a model's folder or .gguf file (layers, experts, top-k,
 row bytes, where config.json and the headers disagree), a census, a row map, a
 report, a hook's status, or a file of another system (see rowmap formats)."""
 
+USAGE = "PATH... [--model DIR] [--json]"
+
 EXAMPLES = """\
   rowmap inspect models/qwen3-30b
   rowmap inspect census.npz rowmap.json
@@ -104,5 +106,11 @@ def _known(args: Namespace) -> Known:
 
 
 COMMAND = Command(
-    "inspect", "say what a model, census, map or other file is", TEXT, EXAMPLES, arguments, run
+    "inspect",
+    "say what a model, census, map or other file is",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

@@ -16,6 +16,8 @@ transcript that is in two of them counts once, and sessions that share one are
 one session. Counts stay whole numbers whatever their age: give a half-life to
 rowmap place, which knows the present moment."""
 
+USAGE = "CENSUS... -o FILE [options]"
+
 EXAMPLES = """\
   rowmap merge monday.npz tuesday.npz -o week.npz
   rowmap merge old.npz new.npz --since 30d --fidelity tokens -o month.npz
@@ -49,4 +51,12 @@ def run(args: Namespace, console: Console) -> int:
     return command.OK
 
 
-COMMAND = Command("merge", "make one census of several", TEXT, EXAMPLES, arguments, run)
+COMMAND = Command(
+    "merge",
+    "make one census of several",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
+)

@@ -18,6 +18,8 @@ Place the experts of every layer by how often they were chosen: the hottest rows
 in fast memory, the others in slow memory. Experts that were never chosen come
 last, by id. Without -o nothing is written, and the map is only described."""
 
+USAGE = "CENSUS (--model DIR | --geometry FILE) hot-rows [-o FILE] [options]"
+
 EXAMPLES = """\
   rowmap place agent.npz --model models/v41-flash --hot 295 -o rowmap.json
   rowmap place agent.npz --geometry status.json --hot-bytes 180GiB -o rowmap.json
@@ -58,6 +60,7 @@ def run(args: Namespace, console: Console) -> int:
 
     if args.half_life is not None and args.phase != "decode":
         raise UsageError("place: --half-life: expected --phase decode")
+    budget = loading.budget(args)
     if args.output is not None:
         output.check_free(args.output, args.force)
     with console.progress(3 + len(args.shrink)) as progress:
@@ -70,7 +73,6 @@ def run(args: Namespace, console: Console) -> int:
             progress.step(f"reading {path}")
             pooled.append(loading.alike(path, shape, fingerprint, args.census))
         progress.step("placing")
-        budget = loading.budget(args)
         with inputs.naming(args.census):
             placed.fitting(shape, census)
             counts = placed.totals_of(census, args.phase, args.half_life, int(time.time()))
@@ -102,5 +104,11 @@ def _never(never: Mapping[str, tuple[int, ...]]) -> str:
 
 
 COMMAND = Command(
-    "place", "make the row map of a census under a budget", TEXT, EXAMPLES, arguments, run
+    "place",
+    "make the row map of a census under a budget",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
 )

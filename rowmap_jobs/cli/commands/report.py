@@ -18,6 +18,8 @@ TEXT = """\
 Draw a report.json again as one page that loads nothing, and print its summary.
 Plots by expert need the census and the map that the report speaks of."""
 
+USAGE = "REPORT [-o FILE] [--census FILE --map FILE]"
+
 EXAMPLES = """\
   rowmap report report.json -o report.html
   rowmap report report.json --census agent.npz --map rowmap.json -o report.html
@@ -83,4 +85,12 @@ def _plots(args: Namespace, report: Report) -> Plots:
     return Plots.of(file.census.decode(), rows, active)
 
 
-COMMAND = Command("report", "draw a report.json again", TEXT, EXAMPLES, arguments, run)
+COMMAND = Command(
+    "report",
+    "draw a report.json again",
+    TEXT,
+    USAGE,
+    EXAMPLES,
+    arguments,
+    run,
+)
