@@ -125,7 +125,7 @@ def counted(census: Census) -> Counted:
     selection = census.header.selection
     return Counted(
         sessions=len(np.unique(census.session)),
-        transcripts=selection.used or len(census.created),
+        transcripts=max(selection.used, len(census.created)),
         decode_tokens=int(census.rows[:, DECODE].sum()),
         prefill_tokens=int(census.rows[:, PREFILL].sum()),
         considered=selection.considered,
