@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 _WIDTH = 20
@@ -61,10 +61,11 @@ class Console:
             self.error(f"note: {text}")
 
     def error(self, text: str) -> None:
-        """One line on stderr."""
+        """One line on stderr, if there is anybody to read it."""
         if self._err is not None:
-            self._err.write(f"rowmap: {printable(' '.join(text.split()))}\n")
-            self._err.flush()
+            with suppress(OSError):
+                self._err.write(f"rowmap: {printable(' '.join(text.split()))}\n")
+                self._err.flush()
 
     def flush(self) -> None:
         """Raises as `say`."""

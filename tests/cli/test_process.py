@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
-import pty
 import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.made import HOT, MODEL, ROOT
+from rowmap_jobs.cli import console
+from tests.cli.made import HOT, MODEL, ROOT, good
 
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 ROWMAP = (sys.executable, "-m", "rowmap_jobs.cli")
@@ -78,13 +81,9 @@ def test_a_device_that_is_full_is_one_refusal() -> None:
     )
 
 
-@pytest.mark.parametrize("closed", [(0,), (0, 1, 2)])
-def test_streams_that_are_closed_do_no_harm(
-    closed: tuple[int, ...], made: Path, tmp_path: Path
-) -> None:
+def test_streams_that_are_closed_do_no_harm(made: Path, tmp_path: Path) -> None:
     arguments = place(made, "-o", tmp_path / "rows.json")
-    words = " ".join(f"{handle}>&-" for handle in closed)
-    command = ["sh", "-c", f'exec "$@" {words}', "sh", *ROWMAP, *arguments]
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *ROWMAP, *arguments]
     ran = subprocess.run(command, env=ENV, capture_output=True, check=False, timeout=60)
     assert ran.returncode == 0 and ran.stderr == b""
     assert (tmp_path / "rows.json").read_bytes() == (made / "code.json").read_bytes()
@@ -126,48 +125,50 @@ def test_a_folder_that_is_read_only_is_one_refusal(made: Path, tmp_path: Path) -
 
 
 def test_a_name_that_is_no_text_is_printed_as_escapes(made: Path, tmp_path: Path) -> None:
-    name = os.fsencode(tmp_path) + b"/\xff\xfe.json"
-    Path(os.fsdecode(name)).write_bytes((made / "code.json").read_bytes())
-    ran = run(["inspect", os.fsdecode(name)])
-    assert ran.returncode == 0 and "\\udcff\\udcfe.json: row map" in ran.stdout
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe.json")
+    Path(name).write_bytes((made / "code.json").read_bytes())
+    assert "\\udcff\\udcfe.json: row map" in good("inspect", name).out
 
 
-SLOW = """
-import sys, time
-from rowmap_jobs.cli.console import Console
-with Console.of_process({quiet}).progress(2) as progress:
-    progress.step("reading a\\x1bb.npz")
-    time.sleep(0.9)
-    progress.step("placing")
-print("done")
-"""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def terminal(quiet: bool) -> bytes:
-    """What a program shows on a terminal at stderr."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-c", SLOW.format(quiet=quiet)]
-    subprocess.run(command, env=ENV, stdout=subprocess.DEVNULL, stderr=slave, check=True)
-    os.close(slave)
-    shown = b""
-    try:
-        while piece := os.read(master, 4096):
-            shown += piece
-    except OSError:
-        pass
-    os.close(master)
-    return shown
+def shown(stream: io.StringIO, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What two steps show on stderr, the first of them a long one."""
+    monkeypatch.setattr(console, "_PATIENCE", 0.05)
+    monkeypatch.setattr(console, "_TICK", 0.01)
+    with console.Console(None, stream, quiet).progress(2) as progress:
+        progress.step("reading a\x1bb.npz")
+        time.sleep(0.3)
+        progress.hide()
+        progress.step("placing")
+        time.sleep(0.1)
+    return stream.getvalue()
 
 
-def test_a_terminal_sees_progress_of_what_takes_long_and_keeps_none_of_it() -> None:
-    shown = terminal(quiet=False)
-    assert b"[....................] 1/2 reading a\\x1bb.npz  1 s" in shown
-    assert b"[##########..........] 2/2 placing" in shown
-    assert shown.endswith(b"\r\x1b[K")
+def test_a_terminal_sees_progress_of_what_takes_long_and_keeps_none_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = shown(Terminal(), False, monkeypatch)
+    assert "\r\x1b[K[....................] 1/2 reading a\\x1bb.npz  0 s" in text
+    assert "[##########..........] 2/2 placing" in text
+    assert text.endswith("\r\x1b[K") and threading.active_count() == 1
 
 
-def test_quiet_and_files_see_none() -> None:
-    assert terminal(quiet=True) == b""
-    command = [sys.executable, "-c", SLOW.format(quiet=False)]
-    ran = subprocess.run(command, env=ENV, capture_output=True, check=True)
-    assert ran.stderr == b"" and ran.stdout == b"done\n"
+@pytest.mark.parametrize(("stream", "quiet"), [(Terminal, True), (io.StringIO, False)])
+def test_quiet_and_files_see_none(
+    stream: type[io.StringIO], quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shown(stream(), quiet, monkeypatch) == ""
+
+
+def test_a_terminal_that_goes_away_takes_only_the_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gone(Terminal):
+        def write(self, _text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    assert shown(Gone(), False, monkeypatch) == ""

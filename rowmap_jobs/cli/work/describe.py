@@ -26,7 +26,11 @@ MOST_LINES = 8
 
 def of_model(model: Model) -> list[Fact]:
     """Facts of a model."""
-    evidence = {"headers": "its safetensors headers", "config": "config.json", "gguf": "GGUF"}
+    evidence = {
+        "headers": "its safetensors headers",
+        "config": "config.json",
+        "gguf": "its GGUF header",
+    }
     row_bytes = model.row_bytes
     row = span(row_bytes.values())
     if len(set(row_bytes.values())) == 1:
@@ -38,9 +42,12 @@ def of_model(model: Model) -> list[Fact]:
         ("bytes of a row", row),
         ("rows", f"{sum(model.experts.values()):,}, {size(model.total_bytes)}"),
     ]
-    for tensor in next(iter(model.tensors.values()))[:MOST_LINES]:
+    layer, tensors = next(iter(model.tensors.items()))
+    label = "a row" if len(set(model.tensors.values())) == 1 else f"a row of layer {layer}"
+    for tensor in tensors[:MOST_LINES]:
         shape = " x ".join(map(str, tensor.shape)) or "1"
-        out.append(("", f"{tensor.name}: {tensor.dtype} {shape}, {tensor.nbytes:,} bytes"))
+        out.append((label, f"{tensor.name}: {tensor.dtype} {shape}, {tensor.nbytes:,} bytes"))
+        label = ""
     out += [(f"{whole.kind} layers", layers(whole.layers)) for whole in model.whole]
     if model.identity_experts:
         out.append(("identity experts", f"{model.identity_experts} without bytes: in no map"))
