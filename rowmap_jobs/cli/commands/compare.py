@@ -81,7 +81,10 @@ def _facts(found: Compared) -> list[Fact]:
         change = found.change
         low, high = text.points(change.interval.low), text.points(change.interval.high)
         out += [
-            ("cold share", f"{text.percent(change.active)} to {text.percent(change.new)}"),
+            (
+                "cold share",
+                f"{text.percent(change.active)} to {text.percent(change.new)}, both as they are",
+            ),
             ("gain", f"{text.points(change.improvement)} points (95% interval {low} to {high})"),
         ]
     if found.differ:
