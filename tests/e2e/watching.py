@@ -55,11 +55,13 @@ def _requests(url: str, failures: list[str]) -> Iterator[list[int]]:
     asked, stop = [0], threading.Event()
 
     def probe() -> None:
-        while not stop.wait(0.2):
-            _ask(f"{url}/health", None, failures)
-            asked[0] += 1
+        ended = False
+        while not ended:
             if asked[0] % 5 == 0:
                 _ask(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1}, failures)
+            _ask(f"{url}/health", None, failures)
+            asked[0] += 1
+            ended = stop.wait(0.2)
 
     thread = threading.Thread(target=probe)
     thread.start()
