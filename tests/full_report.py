@@ -23,6 +23,7 @@ BENCHES = (
     ("bench_evaluation",),
     ("bench_import", "--bytes", "1000000000"),
     ("simulate",),
+    ("bench_counting",),
 )
 
 
