@@ -29,7 +29,7 @@ from rowmap_jobs.sequences import Turn
 from tests.hook import counting, serving
 from tests.hook.serving import Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
 EACH = 16
 """Sessions of a class that are decoded: about 8,900 decode tokens, more than a map must have."""
@@ -335,7 +335,6 @@ def test_no_artifact_of_the_lane_contains_the_capture(lane: Lane) -> None:
     assert any(STORE in data for data in copied_code)
 
 
-@pytest.mark.full
 def test_a_profile_leaves_aot_artifacts_alone(work: Path, fp32: Counted) -> None:
     """With vLLM's AOT artifacts too: no byte of them changes, and none knows the capture."""
     cache = work / "aot-lane"
