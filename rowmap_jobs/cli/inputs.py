@@ -72,17 +72,13 @@ def _kind_of(path: Path) -> tuple[Kind, str]:
         tensors = [name for name in seen.names if name.endswith(".safetensors")]
         if tensors and not all(ranks.fullmatch(name) for name in tensors):
             return "model", ""
-    elif {"header.npy", "counts.npy"} <= set(seen.names):
-        return "census", ""
     elif seen.head[:4] == b"GGUF" and b"imatrix" not in seen.head:
         return "model", ""
-    keys = set(seen.keys)
-    if {"accepted", "censusDigest"} <= keys:
-        return "report", ""
-    if {"hookVersion", "phase"} <= keys:
-        return "status", ""
-    if {"fingerprint", "geometry", "layers"} <= keys:
-        return "map", ""
+    match registry.ours(seen):
+        case "census" | "report" | "status" as kind:
+            return kind, ""
+        case "row map":
+            return "map", ""
     return "other", registry.detect(path)
 
 

@@ -306,13 +306,28 @@ def detect(path: Path) -> str:
         found = f"what could be {' or '.join(names)}"
         raise FormatError(seen.source, "format", found, "the name of its format with it")
     if not names:
-        if _OURS(seen) or {"fingerprint", "rowSetDigest"} <= set(seen.keys):
-            found, expected = "a census or row map of ours", "a file of another system"
+        if mine := ours(seen):
+            found, expected = f"a {mine} of ours", "a file of another system"
         else:
             found = "a folder" if seen.is_folder else repr(seen.head[:24])
             expected = f"one of {', '.join(readable())}"
         raise FormatError(seen.source, "format", found, expected)
     return names[0]
+
+
+def ours(seen: Look) -> str:
+    """`census`, `row map`, `report` or `status`, when a file is one of ours, else empty.
+
+    By keys that stand early in the file, however large it is.
+    """
+    keys = set(seen.keys)
+    if not seen.is_folder and {"header.npy", "counts.npy"} <= set(seen.names):
+        return "census"
+    if {"accepted", "censusDigest"} <= keys:
+        return "report"
+    if {"hookVersion", "phase"} <= keys:
+        return "status"
+    return "row map" if {"fingerprint", "geometry", "layers"} <= keys else ""
 
 
 def readable() -> list[str]:
