@@ -111,7 +111,7 @@ def load_json(raw: bytes, source: str) -> Any:
             parse_constant=no_constant,
             parse_float=finite,
         )
-        if "\\ud" in text.lower():
+        if "\\" in text and "\\ud" in text.lower():
             canonical_json(value)  # a lone surrogate cannot be encoded
         return value
     except FormatError:
