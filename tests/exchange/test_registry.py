@@ -212,7 +212,8 @@ def test_a_map_of_ours_is_known_however_long_it_is(tmp_path: Path) -> None:
     )
     fingerprint = samples.row_map().fingerprint
     order = list(range(experts))
-    whole = build(fingerprint, geometry, {i: (order[:24], order[24:]) for i in range(layers)})
+    rows = dict.fromkeys(range(layers), (order[:24], order[24:]))
+    whole = build(fingerprint, geometry, rows)
     own = whole.to_bytes()
     assert own.index(b"rowSetDigest") > HEAD_BYTES
     assert "found a row map of ours" in line_of(lambda: detected(own, tmp_path))
