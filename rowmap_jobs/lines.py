@@ -41,7 +41,9 @@ def split(chunks: Iterator[bytes]) -> Iterator[bytes]:
         if not overlong:
             pending += rest
         if len(pending) > MAX_LINE_BYTES:
-            del pending[MAX_LINE_BYTES + 1 :]
+            # At once: who refuses it need not read to its end, which may be far.
+            yield _line(pending)
+            pending.clear()
             overlong = True
     if line := _line(pending):
         yield line

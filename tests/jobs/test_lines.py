@@ -64,6 +64,12 @@ def test_an_overlong_line_stays_bounded_and_the_next_is_whole(
     assert list(split(chunks(b"x" * 100 + b"\nnext\n", 7))) == [b"x" * 11, b"next"]
 
 
+def test_an_overlong_line_is_given_before_its_end_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10)
+    endless = iter(lambda: bytes(4), b"")
+    assert next(split(endless)) == bytes(11)
+
+
 @pytest.mark.parametrize("end", [b"", b"\n", b"\nnext\n"])
 @pytest.mark.parametrize("size", [1, 3, 7, 200])
 @pytest.mark.parametrize("text", [b" " * 8 + b"x" * 8, b"x" * 8 + b" " * 8, b" " * 30])
