@@ -73,6 +73,8 @@ def refusal(source: str, error: ValidationError) -> FormatError:
     if isinstance(cause, MisfitError):
         inner = f"{place}.{cause.place}".strip(".")
         return FormatError(source, inner, cause.found, cause.expected)
+    if first["type"] == "missing":
+        return FormatError(source, place, "none", "a value (the key is required)")
     place = place or "top level"
     found: object = first.get("input")
     if isinstance(found, dict | list):
