@@ -82,20 +82,40 @@ def _kind_of(path: Path) -> tuple[Kind, str]:
     return "other", registry.detect(path)
 
 
+@contextmanager
+def _wanted(path: Path, what: str) -> Iterator[None]:
+    """A refusal inside says what the file is, where that is known and not `what`."""
+    try:
+        yield
+    except FormatError:
+        try:
+            kind, form = kind_of(path)
+        except FormatError:
+            kind, form = "other", ""
+        found = form or {"map": "row map", "other": what}.get(kind, kind)
+        if found == what:
+            raise
+        hint = f"a file of {form} (rowmap import reads it)" if form else f"a {found}"
+        raise FormatError(str(path), "file", hint, f"a {what}") from None
+
+
 def census(path: Path) -> CensusFile:
     """Read a census whole. Raises FormatError."""
-    raw = read_file(path, str(path), census_format.MAX_UNPACKED)
-    return CensusFile(census_format.parse(raw, str(path)), sha256_digest(raw), len(raw))
+    with _wanted(path, "census"):
+        raw = read_file(path, str(path), census_format.MAX_UNPACKED)
+        return CensusFile(census_format.parse(raw, str(path)), sha256_digest(raw), len(raw))
 
 
 def row_map(path: Path) -> RowMap:
     """Read a row map of ours whole. Raises FormatError."""
-    return rowmap.parse(read_file(path, str(path), rowmap.MAX_MAP_BYTES), str(path))
+    with _wanted(path, "row map"):
+        return rowmap.parse(read_file(path, str(path), rowmap.MAX_MAP_BYTES), str(path))
 
 
 def report(path: Path) -> Report:
     """Read a report.json whole. Raises FormatError."""
-    return Report.from_bytes(read_file(path, str(path), MAX_REPORT_BYTES), str(path))
+    with _wanted(path, "report"):
+        return Report.from_bytes(read_file(path, str(path), MAX_REPORT_BYTES), str(path))
 
 
 def hook_status(path: Path) -> HookStatus:

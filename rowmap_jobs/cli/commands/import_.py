@@ -210,7 +210,7 @@ def _census(
             )
         made.append(census)
         notes += [f"{source.path}: {note}" for note in said]
-    census = imported.together(made)
+    census = imported.together(made, [str(source.path) for source in sources])
     raw = census_format.to_bytes(census)
     file = inputs.CensusFile(census, sha256_digest(raw), len(raw))
     forms = ", ".join(sorted({source.form for source in sources}))
