@@ -116,6 +116,51 @@ def test_a_disk_without_room_is_one_refusal_and_leaves_nothing(made: Path, tmp_p
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("size", [0, 4000, 12_000])
+def test_a_report_is_written_whole_or_not_at_all(size: int, made: Path, tmp_path: Path) -> None:
+    """At 12,000 bytes report.json has room, the page has not."""
+    what = ("evaluate", made / "code.npz", "--map", made / "code.json", "--report-dir")
+    (tmp_path / "old").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "old"):
+        ran = subprocess.run(
+            [*ROWMAP, *map(str, (*what, folder))],
+            env=ENV,
+            text=True,
+            capture_output=True,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+        )
+        assert ran.returncode == 3 and ran.stderr.count("\n") == 1
+        assert f"{folder}: output: found File too large" in ran.stderr
+    assert names(tmp_path) == ["old"] and names(tmp_path / "old") == []
+
+
+def test_a_small_census_needs_little_memory(made: Path) -> None:
+    """A read makes room for what it is asked for: a limit is no size."""
+    limit = 600 << 20
+    ran = subprocess.run(
+        [*ROWMAP, "compare", *[str(made / "code.json")] * 2, "--census", str(made / "code.npz")],
+        env={**ENV, "OPENBLAS_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_class_whose_name_is_no_text_is_refused(made: Path, tmp_path: Path) -> None:
+    command = ["import", "auto", made / "code", "--model", MODEL, "-o", tmp_path / "x.npz"]
+    ran = subprocess.run(
+        [*ROWMAP, *map(str, command), "--class", b"a\xe4"],
+        env=ENV,
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 2 and ran.stderr.count(b"\n") == 1
+    assert b"--class: found 'a\\udce4', expected some text in UTF-8" in ran.stderr
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_read_only_is_one_refusal(made: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
