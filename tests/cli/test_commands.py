@@ -443,3 +443,13 @@ def test_a_blend_says_what_it_wrote(made: Path, tmp_path: Path) -> None:
     blend = ("blend", *classes, "--model", MODEL, "--hot", HOT)
     assert "blend (not written)" in good(*blend).out
     assert f"{both}: row map" in good(*blend, "-o", both).out and both.exists()
+
+
+def test_no_skew_says_why_when_another_reason_came_first(made: Path) -> None:
+    slow = ("--link", "1TB/s", "--memory", "3TB/s", "--measured", "20%:1")
+    what = ("evaluate", made / "code.npz", "--map", made / "code.json", *slow)
+    ran = rowmap(*what, "--min-tokens", 10**9)
+    assert ran.code == 1 and "no_skew (rejected: TooFewDecodeTokens)" in ran.out
+    assert "Note: no_skew: predicted gain" in ran.out
+    alone = rowmap(*what)
+    assert "no_skew (rejected: NoSkew)" in alone.out and "Note: no_skew" not in alone.out

@@ -64,6 +64,24 @@ def test_a_signal_in_the_middle_of_writing_leaves_nothing(
     assert names(tmp_path) == []
 
 
+def test_an_interruption_while_modules_load_is_quiet(tmp_path: Path) -> None:
+    """A module that never finishes loading stands in for slow disks."""
+    (tmp_path / "traceback.py").write_text(
+        "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
+    )
+    code = (
+        "import sys; from rowmap_jobs.cli.start import main; "
+        f"sys.path.insert(0, {str(tmp_path)!r}); sys.modules.pop('traceback', None); main()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"here\n"
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGINT and said == b""
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     first = subprocess.Popen([*ROWMAP, "formats"], env=ENV, stdout=subprocess.PIPE, stderr=-1)
     assert first.stdout is not None and first.stderr is not None
