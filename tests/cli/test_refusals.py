@@ -109,7 +109,8 @@ def test_a_damaged_file_of_ours_never_ends_in_a_traceback(
     ran = rowmap(*slots(made, bad, folder / "out")[name])
     # A byte that nobody reads may change, and a report may have one digit for another.
     assert ran.code in (0, 1, 2, 3), (name, ran)
-    assert ran.err.count("\n") == (ran.code > 1), (name, ran)
+    said = [line for line in ran.err.splitlines() if not line.startswith("rowmap: note: ")]
+    assert len(said) == (ran.code > 1), (name, ran)
     if ran.code < 2 and ours == "code.npz":
         good_one = census.parse((made / ours).read_bytes(), "good")
         assert census.to_bytes(census.parse(bad.read_bytes(), "bad")) == census.to_bytes(good_one)
