@@ -24,8 +24,8 @@ def is_transcript(key: str) -> bool:
 def split(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """The lines of an object's chunks, without their ends; empty lines are left out.
 
-    A line longer than MAX_LINE_BYTES is given as MAX_LINE_BYTES + 1 of its bytes, so that its
-    reader refuses it by size. Raises DamagedError for broken gzip.
+    A line longer than MAX_LINE_BYTES, spaces around it included, is given as MAX_LINE_BYTES + 1 of
+    its bytes, so that its reader refuses it by size. Raises DamagedError for broken gzip.
     """
     pending = bytearray()
     overlong = False
@@ -34,17 +34,25 @@ def split(chunks: Iterator[bytes]) -> Iterator[bytes]:
         for piece in ended:
             if not overlong:
                 pending += piece
-            if line := bytes(pending).strip():
+            if line := _line(pending):
                 yield line
             pending.clear()
             overlong = False
         if not overlong:
             pending += rest
         if len(pending) > MAX_LINE_BYTES:
-            del pending[MAX_LINE_BYTES + 1 :]
+            # At once: who refuses it need not read to its end, which may be far.
+            yield _line(pending)
+            pending.clear()
             overlong = True
-    if line := bytes(pending).strip():
+    if line := _line(pending):
         yield line
+
+
+def _line(pending: bytearray) -> bytes:
+    # What is overlong keeps its spaces: without them its first bytes may be few enough.
+    overlong = len(pending) > MAX_LINE_BYTES
+    return bytes(pending[: MAX_LINE_BYTES + 1]) if overlong else bytes(pending).strip()
 
 
 def _plain(chunks: Iterator[bytes]) -> Iterator[bytes]:

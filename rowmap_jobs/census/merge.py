@@ -43,7 +43,9 @@ TWICE = "CountedTwice"
 """Word among the skipped for a transcript that another of the censuses has too."""
 
 
-def merge(censuses: Sequence[Census], source: str = "merge") -> Census:
+def merge(
+    censuses: Sequence[Census], source: str = "merge", names: Sequence[str] | None = None
+) -> Census:
     """The transcripts of all censuses in one.
 
     Fingerprint, class, layers, experts, top-k and capture method must agree. A transcript id that
@@ -57,12 +59,13 @@ def merge(censuses: Sequence[Census], source: str = "merge") -> Census:
     `used` and enters `skipped` as CountedTwice), off-policy means weighted by n, engine and runner
     as a list where they differ, the hook of the latest window, the least seed, speculation only
     where all say the same. steps and touched are added, with those of doubles: they are read as a
-    ratio. Raises FormatError.
+    ratio. Raises FormatError; `names` are what the censuses are called there.
     """
     if not censuses:
         raise FormatError(source, "censuses", "none", "at least one")
-    for index, census in enumerate(censuses[1:], start=1):
-        _check_alike(censuses[0], census, source, index)
+    called = [f"census {index}" for index in range(len(censuses))] if names is None else names
+    for census, name in zip(censuses[1:], called[1:], strict=True):
+        _check_alike(censuses[0], census, source, name, called[0])
     entries = _chosen(censuses, source)
     dropped = sum(len(census.created) for census in censuses) - len(entries)
     sessions = _sessions(censuses)
@@ -94,24 +97,23 @@ def merge(censuses: Sequence[Census], source: str = "merge") -> Census:
     return merged
 
 
-def _check_alike(first: Census, other: Census, source: str, index: int) -> None:
-    place = f"census {index}"
+def _check_alike(first: Census, other: Census, source: str, place: str, base: str) -> None:
     for name in ("shape", "router", "quant", "tokenizer"):
         found = getattr(other.header.fingerprint, name)
         expected = getattr(first.header.fingerprint, name)
         if found != expected:
-            same = f"{expected} as in census 0 (the same model)"
+            same = f"{expected} as in {base} (the same model)"
             raise FormatError(source, f"{place} fingerprint.{name}", found, same)
     if other.header.traffic_class != first.header.traffic_class:
-        expected = f"class {first.header.traffic_class} as in census 0"
+        expected = f"class {first.header.traffic_class} as in {base}"
         raise FormatError(source, f"{place} class", other.header.traffic_class, expected)
     if other.header.capture.method != first.header.capture.method:
-        expected = f"{first.header.capture.method} as in census 0"
+        expected = f"{first.header.capture.method} as in {base}"
         raise FormatError(source, f"{place} capture.method", other.header.capture.method, expected)
     for name in ("layer_ids", "experts", "top_k"):
         ours, theirs = getattr(first, name).tolist(), getattr(other, name).tolist()
         if ours != theirs:
-            raise FormatError(source, f"{place} {name}", theirs, f"{ours} as in census 0")
+            raise FormatError(source, f"{place} {name}", theirs, f"{ours} as in {base}")
 
 
 def _check_room(transcripts: int, layers: int, width: int, source: str) -> None:

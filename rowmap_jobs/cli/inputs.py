@@ -72,34 +72,50 @@ def _kind_of(path: Path) -> tuple[Kind, str]:
         tensors = [name for name in seen.names if name.endswith(".safetensors")]
         if tensors and not all(ranks.fullmatch(name) for name in tensors):
             return "model", ""
-    elif {"header.npy", "counts.npy"} <= set(seen.names):
-        return "census", ""
     elif seen.head[:4] == b"GGUF" and b"imatrix" not in seen.head:
         return "model", ""
-    keys = set(seen.keys)
-    if {"accepted", "censusDigest"} <= keys:
-        return "report", ""
-    if {"hookVersion", "phase"} <= keys:
-        return "status", ""
-    if {"fingerprint", "geometry", "layers"} <= keys:
-        return "map", ""
+    match registry.ours(seen):
+        case "census" | "report" | "status" as kind:
+            return kind, ""
+        case "row map":
+            return "map", ""
     return "other", registry.detect(path)
+
+
+@contextmanager
+def _wanted(path: Path, what: str) -> Iterator[None]:
+    """A refusal inside says what the file is, where that is known and not `what`."""
+    try:
+        yield
+    except FormatError:
+        try:
+            kind, form = kind_of(path)
+        except FormatError:
+            kind, form = "other", ""
+        found = form or {"map": "row map", "other": what}.get(kind, kind)
+        if found == what:
+            raise
+        hint = f"a file of {form} (rowmap import reads it)" if form else f"a {found}"
+        raise FormatError(str(path), "file", hint, f"a {what}") from None
 
 
 def census(path: Path) -> CensusFile:
     """Read a census whole. Raises FormatError."""
-    raw = read_file(path, str(path), census_format.MAX_UNPACKED)
-    return CensusFile(census_format.parse(raw, str(path)), sha256_digest(raw), len(raw))
+    with _wanted(path, "census"):
+        raw = read_file(path, str(path), census_format.MAX_UNPACKED)
+        return CensusFile(census_format.parse(raw, str(path)), sha256_digest(raw), len(raw))
 
 
 def row_map(path: Path) -> RowMap:
     """Read a row map of ours whole. Raises FormatError."""
-    return rowmap.parse(read_file(path, str(path), rowmap.MAX_MAP_BYTES), str(path))
+    with _wanted(path, "row map"):
+        return rowmap.parse(read_file(path, str(path), rowmap.MAX_MAP_BYTES), str(path))
 
 
 def report(path: Path) -> Report:
     """Read a report.json whole. Raises FormatError."""
-    return Report.from_bytes(read_file(path, str(path), MAX_REPORT_BYTES), str(path))
+    with _wanted(path, "report"):
+        return Report.from_bytes(read_file(path, str(path), MAX_REPORT_BYTES), str(path))
 
 
 def hook_status(path: Path) -> HookStatus:

@@ -160,7 +160,7 @@ def _prepare_process() -> None:
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # One that is ignored (nohup) stays so.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, stop)

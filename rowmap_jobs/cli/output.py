@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..exchange.streams import replacing
@@ -47,6 +47,33 @@ def save(path: Path, raw: bytes, force: bool) -> None:
             out.write(raw)
     except OSError as error:
         raise _refusal(path, error) from None
+
+
+def save_all(folder: Path, files: Mapping[str, bytes], force: bool) -> None:
+    """Write several files of a folder, which may be new: all of them or none, nor the folder.
+
+    Raises as `save`.
+    """
+    new = not os.path.lexists(folder)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        found = error.strerror or type(error).__name__
+        raise FormatError(str(folder), "folder", found, "a folder to write in") from None
+    try:
+        for name in files:
+            check_free(folder / name, force)
+        with ExitStack() as stack:
+            # None gets its name before all of them are written.
+            for name, raw in files.items():
+                stack.enter_context(replacing(folder / name)).write(raw)
+    except BaseException as error:
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise _refusal(folder, error) from None
+        raise
 
 
 @contextmanager

@@ -146,12 +146,22 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 
+def label(value: str) -> str:
+    """Text that a file can hold: some character, and none that is half of one.
+
+    Bytes of a command line that are no UTF-8 come as lone surrogates.
+    """
+    if not value.strip() or any("\ud800" <= character <= "\udfff" for character in value):
+        raise _refuse(value, "some text in UTF-8")
+    return value
+
+
 def named(text: str) -> tuple[str, str]:
-    """`NAME=VALUE`, neither empty."""
+    """`NAME=VALUE`, neither empty; the name is a `label`, the value may be any file's name."""
     name, _, value = text.partition("=")
     if not name or not value:
         raise _refuse(text, "NAME=VALUE")
-    return name, value
+    return label(name), value
 
 
 def weight(text: str) -> tuple[str, float]:

@@ -98,6 +98,14 @@ class Fit:
         seconds = self.seconds + factor * self.slope * (share - self.share)
         return 1.0 / max(seconds, self.floor)
 
+    @property
+    def ceiling(self) -> float:
+        """Tokens a second that no map is predicted to exceed: the upper end at a cold share of 0.
+
+        Where nothing is cold at the measured pair, its own speed.
+        """
+        return self.band(0.0).high
+
     def band(self, share: float) -> Interval:
         """Tokens a second at a cold share, over slopes within the deviation of the formula."""
         ends = [self.at(share, factor) for factor in (1 - DEVIATION, 1 + DEVIATION)]
@@ -159,6 +167,6 @@ def roofline(fitted: Fit, speed: Speed, own: float, by_lot: float, now: float | 
         now=None if now is None else fitted.band(now),
         predicted=fitted.band(own),
         gain=fitted.gain(own, by_lot),
-        ceiling=fitted.at(0.0),
+        ceiling=fitted.ceiling,
         slow_bytes_per_token=fitted.bytes_per_token * own,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
 
 from ..formats.base import FormatError
 from ..formats.rowmap import RowMap
@@ -293,10 +295,27 @@ def read_trtllm_statistics(path: Path, known: Known) -> Counts:
 # llama.cpp and BigMoeOnEdge
 
 
+def _as_known(counts: Counts, layout: Layout | None) -> Counts:
+    """The counts of a file without numbers of experts, with the model's own for each layer.
+
+    A selection beyond them is left for the comparison with the model to refuse.
+    """
+    found = counts.layout
+    if layout is None or found.layer_ids != layout.layer_ids:
+        return counts
+    missing = max(0, max(layout.experts) - counts.decode.shape[2])
+    decode = np.pad(counts.decode, ((0, 0), (0, 0), (0, missing)))
+    beyond = np.arange(decode.shape[2]) >= np.array(layout.experts)[:, None]
+    if decode[:, beyond].any():
+        return counts
+    return replace(counts, decode=decode, layout=replace(found, experts=layout.experts))
+
+
 def read_trace(path: Path, known: Known) -> Counts:
     from . import llamacpp
 
-    return llamacpp.read_trace(path, path.name, known.experts, known.top_k)
+    counts = llamacpp.read_trace(path, path.name, known.experts, known.top_k)
+    return _as_known(counts, known.layout)
 
 
 def write_trace(path: Path, data: Export) -> None:
@@ -309,7 +328,8 @@ def write_trace(path: Path, data: Export) -> None:
 def read_pin(path: Path, known: Known) -> Counts | Ranking:
     from . import llamacpp
 
-    return llamacpp.read_pin(path, path.name, known.experts)
+    found = llamacpp.read_pin(path, path.name, known.experts)
+    return _as_known(found, known.layout) if isinstance(found, Counts) else found
 
 
 def write_pin(path: Path, data: Export) -> None:

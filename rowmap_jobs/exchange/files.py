@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,9 +16,14 @@ HEAD_BYTES = 1 << 16
 def read_file(path: Path, source: str, limit: int) -> bytes:
     """The whole of a regular file of at most `limit` bytes. Raises FormatError."""
     with opened(path, source) as stream:
-        raw = _read(stream, source, limit + 1)
-    if len(raw) > limit:
-        raise FormatError(source, "size", f"more than {limit} bytes", f"at most {limit}")
+        size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise FormatError(source, "size", f"{size} bytes", f"at most {limit}")
+        # Not up to the limit: a read makes room for all that it is asked for.
+        raw = _read(stream, source, size + 1)
+    if len(raw) > size:
+        expected = f"{size} as it had (a file that nobody writes)"
+        raise FormatError(source, "size", f"more than {size} bytes", expected)
     return raw
 
 

@@ -205,7 +205,7 @@ def write(counts: Counts, path: Path) -> None:
     """
     layout = counts.layout
     if len(set(layout.experts)) != 1:
-        raise FormatError(str(path), "E", sorted(set(layout.experts)), "one number of experts")
+        raise FormatError(str(path), "experts", sorted(set(layout.experts)), "one number of them")
     decode = counts.decode.sum(axis=0)
     prefill = np.zeros_like(decode) if counts.prefill is None else counts.prefill.sum(axis=0)
     # Calls are not known; there are at least so many rows.

@@ -280,7 +280,7 @@ def _plain(counts: Counts, source: str) -> Iterator[dict[str, object]]:
     for t, name in enumerate(counts.names):
         for phase, at, table in _tables(counts):
             for index, layer in enumerate(counts.layout.layer_ids):
-                dealt = deal(table[t, index], int(rows[t, at]), top_k[index])
+                dealt = deal(table[t, index], int(rows[t, at]), top_k[index], layer)
                 for start in range(0, len(dealt), _ROWS_A_LINE):
                     experts = dealt[start : start + _ROWS_A_LINE].tolist()
                     record = {"layer": layer, "phase": phase, "experts": experts}
@@ -301,7 +301,8 @@ def _b12x(counts: Counts, source: str) -> Iterator[dict[str, object]]:
                 step = 4096
             else:
                 k = (counts.layout.top_k or (1,))[index]
-                ids, step = deal(sums, int(rows[at]), k).reshape(-1), _ROWS_A_LINE * k
+                dealt = deal(sums, int(rows[at]), k, layer)
+                ids, step = dealt.reshape(-1), _ROWS_A_LINE * k
             for start in range(0, len(ids), step):
                 part = ids[start : start + step].tolist()
                 yield {"layer": f"layer.{layer}", "phase": phase, "expert_ids": part}

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..formats.base import FormatError
 from . import adapters, sniff
@@ -18,6 +19,8 @@ from .sniff import Look
 
 Reader = Callable[[Path, Known], Counts | Ranking]
 Writer = Callable[[Path, Export], None]
+Holds = Literal["counts", "map", "counts or map", "slots"]
+"""Counts of a census, hot rows of a row map, or experts in the slots of devices."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Format:
     """None where nothing is read."""
     read: Reader | None = None
     write: Writer | None = None
+    holds: Holds = "counts"
+    loses: tuple[str, ...] = ()
+    """What of a census a file of it has no place for."""
 
 
 def _members(*names: str) -> Callable[[Look], bool]:
@@ -142,6 +148,7 @@ FORMATS: dict[str, Format] = {
             _RECIPE,
             adapters.read_recipe,
             adapters.write_recipe,
+            loses=("transcripts",),
         ),
         Format(
             "recipe-map",
@@ -150,6 +157,7 @@ FORMATS: dict[str, Format] = {
             _is_recipe_map,
             adapters.read_recipe_map,
             adapters.write_recipe_map,
+            holds="map",
         ),
         Format(
             "vllm-routed-experts",
@@ -158,18 +166,21 @@ FORMATS: dict[str, Format] = {
             _is_routed,
             adapters.read_routed,
             adapters.write_routed,
+            loses=("sessions",),
         ),
         Format(
             "vllm-expert-to-ep-rank",
             "placement file of vLLM's pull request 34811",
             '{"expert_to_ep_rank": [0, 0, 1, 1]}',
             write=adapters.write_ep_rank,
+            holds="slots",
         ),
         Format(
             "vllm-expert-map",
             "initial_expert_map_path of vLLM's pull request 49572",
             "[[0, 1, 2, 3, 0, 1], [3, 2, 1, 0, 3, 2]]",
             write=adapters.write_expert_map,
+            holds="slots",
         ),
         Format(
             "vllm-ascend",
@@ -178,6 +189,7 @@ FORMATS: dict[str, Format] = {
             _json("moe_layer_count", "layer_list"),
             adapters.read_ascend,
             adapters.write_ascend,
+            holds="slots",
         ),
         Format(
             "sglang-counts",
@@ -186,6 +198,7 @@ FORMATS: dict[str, Format] = {
             _sglang("logical_count", "records"),
             adapters.read_sglang,
             adapters.write_sglang_counts,
+            loses=("prefill", "transcripts"),
         ),
         Format(
             "sglang-map",
@@ -194,6 +207,7 @@ FORMATS: dict[str, Format] = {
             _sglang("physical_to_logical_map"),
             adapters.read_sglang,
             adapters.write_sglang_map,
+            holds="slots",
         ),
         Format(
             "trtllm",
@@ -202,6 +216,7 @@ FORMATS: dict[str, Format] = {
             _is_trtllm,
             adapters.read_trtllm,
             adapters.write_trtllm,
+            holds="slots",
         ),
         Format(
             "trtllm-statistics",
@@ -217,6 +232,7 @@ FORMATS: dict[str, Format] = {
             _is_trace,
             adapters.read_trace,
             adapters.write_trace,
+            loses=("prefill", "transcripts"),
         ),
         Format(
             "llamacpp-pin",
@@ -225,6 +241,8 @@ FORMATS: dict[str, Format] = {
             _is_pin,
             adapters.read_pin,
             adapters.write_pin,
+            holds="counts or map",
+            loses=("prefill", "transcripts"),
         ),
         Format(
             "llamacpp-overrides",
@@ -233,12 +251,14 @@ FORMATS: dict[str, Format] = {
             _is_overrides,
             adapters.read_overrides,
             adapters.write_overrides,
+            holds="map",
         ),
         Format(
             "llamacpp-n-cpu-moe",
             "--n-cpu-moe of llama.cpp: the first layers",
             "--n-cpu-moe 5",
             write=adapters.write_n_cpu_moe,
+            holds="map",
         ),
         Format(
             "imatrix",
@@ -254,6 +274,7 @@ FORMATS: dict[str, Format] = {
             _is_exllama_npz,
             adapters.read_exllama_npz,
             adapters.write_exllama_npz,
+            loses=("sessions",),
         ),
         Format(
             "exllamav3",
@@ -262,6 +283,7 @@ FORMATS: dict[str, Format] = {
             _is_exllama,
             adapters.read_exllama,
             adapters.write_exllama,
+            loses=("prefill", "sessions"),
         ),
         Format(
             "exllamav3-json",
@@ -270,6 +292,7 @@ FORMATS: dict[str, Format] = {
             sniff.layer_lists,
             adapters.read_exllama_json,
             adapters.write_exllama_json,
+            loses=("prefill", "transcripts"),
         ),
         Format(
             "b12x",
@@ -278,6 +301,7 @@ FORMATS: dict[str, Format] = {
             _is_b12x,
             adapters.read_records,
             adapters.write_b12x,
+            loses=("transcripts",),
         ),
         Format(
             "jsonl",
@@ -286,6 +310,7 @@ FORMATS: dict[str, Format] = {
             _is_plain,
             adapters.read_records,
             adapters.write_records,
+            loses=("sessions",),
         ),
         Format(
             "route-trace",
@@ -306,13 +331,29 @@ def detect(path: Path) -> str:
         found = f"what could be {' or '.join(names)}"
         raise FormatError(seen.source, "format", found, "the name of its format with it")
     if not names:
-        if _OURS(seen) or {"fingerprint", "rowSetDigest"} <= set(seen.keys):
-            found, expected = "a census or row map of ours", "a file of another system"
+        if mine := ours(seen):
+            found, expected = f"a {mine} of ours", "a file of another system"
         else:
-            found = "a folder" if seen.is_folder else repr(seen.head[:24])
+            text = repr(seen.head[:24]) if seen.head else "an empty file"
+            found = "a folder" if seen.is_folder else text
             expected = f"one of {', '.join(readable())}"
         raise FormatError(seen.source, "format", found, expected)
     return names[0]
+
+
+def ours(seen: Look) -> str:
+    """`census`, `row map`, `report` or `status`, when a file is one of ours, else empty.
+
+    By keys that stand early in the file, however large it is.
+    """
+    keys = set(seen.keys)
+    if not seen.is_folder and {"header.npy", "counts.npy"} <= set(seen.names):
+        return "census"
+    if {"accepted", "censusDigest"} <= keys:
+        return "report"
+    if {"hookVersion", "phase"} <= keys:
+        return "status"
+    return "row map" if {"fingerprint", "geometry", "layers"} <= keys else ""
 
 
 def readable() -> list[str]:

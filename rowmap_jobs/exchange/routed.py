@@ -333,8 +333,8 @@ def write(counts: Counts, folder: Path) -> None:
         ids = np.zeros((before + after, layout.layer_ids[-1] + 1, top_k[0]), dtype=kind)
         for index, layer in enumerate(layout.layer_ids):
             if counts.prefill is not None:
-                ids[:before, layer] = deal(counts.prefill[t, index], before, top_k[0])
-            ids[before:, layer] = deal(counts.decode[t, index], after, top_k[0])
+                ids[:before, layer] = deal(counts.prefill[t, index], before, top_k[0], layer)
+            ids[before:, layer] = deal(counts.decode[t, index], after, top_k[0], layer)
         with replacing(folder / f"{t:05}.npy") as out:
             np.lib.format.write_array(out, ids, allow_pickle=False)
         with replacing(folder / f"{t:05}.json") as out:

@@ -11,15 +11,28 @@ from .base import Counts
 I64 = npt.NDArray[np.int64]
 
 
-def deal(counts: I64, rows: int, k: int) -> I64:
+def deal(counts: I64, rows: int, k: int, layer: int = 0) -> I64:
     """`rows` rows of k distinct ids, int64[rows,k], whose counts are `counts` int64[E].
 
     The ids are written out in order, each as often as it was chosen, and dealt to the rows like
     cards: an id lies in at most `rows` places in a row, so no row gets it twice. The sum must be
-    rows x k and no count above `rows`, as `Counts` of real routing are.
+    rows x k and no count above `rows`, as `Counts` of real routing are. The rows are then put in
+    an order that `layer` gives: as dealt, equal ones lie side by side in all layers at once, which
+    readers take for one row written again and again.
     """
     ids = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    return ids.reshape(k, rows).T
+    return np.asarray(ids.reshape(k, rows).T[_shuffled(rows, layer)])
+
+
+def _shuffled(rows: int, layer: int) -> I64:
+    """The numbers below `rows` in an order of the layer's own, the same on every machine.
+
+    By the finalizer of splitmix64 (Steele, Lea and Flood 2014): a bijection, so no keys are equal.
+    """
+    key = np.arange(rows, dtype=np.uint64) + np.uint64((layer + 1) << 40)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
+    return np.argsort(key)
 
 
 def rows_and_top_k(counts: Counts, source: str) -> tuple[I64, tuple[int, ...]]:

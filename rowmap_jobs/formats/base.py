@@ -73,6 +73,8 @@ def refusal(source: str, error: ValidationError) -> FormatError:
     if isinstance(cause, MisfitError):
         inner = f"{place}.{cause.place}".strip(".")
         return FormatError(source, inner, cause.found, cause.expected)
+    if first["type"] == "missing":
+        return FormatError(source, place, "none", "a value (the key is required)")
     place = place or "top level"
     found: object = first.get("input")
     if isinstance(found, dict | list):
@@ -111,7 +113,7 @@ def load_json(raw: bytes, source: str) -> Any:
             parse_constant=no_constant,
             parse_float=finite,
         )
-        if "\\ud" in text.lower():
+        if "\\" in text and "\\ud" in text.lower():
             canonical_json(value)  # a lone surrogate cannot be encoded
         return value
     except FormatError:

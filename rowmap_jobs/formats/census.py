@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -239,8 +240,27 @@ def check(census: Census, source: str) -> None:
         raise FormatError(
             source, "fidelity", int(census.fidelity.max()), f"0 to {len(FIDELITY) - 1}"
         )
+    if (census.prompt_len < 0).any():
+        raise FormatError(source, "prompt_len", int(census.prompt_len.min()), "0 or more")
+    first, last = census.header.window
+    if first > last:
+        raise FormatError(source, "header window", [first, last], "from the earlier to the later")
+    _check_ids(census, source)
     _check_counts(census, source)
     _check_touched(census, source)
+
+
+def _check_ids(census: Census, source: str) -> None:
+    """A transcript counts once: in two sessions it would be judged by a map that has seen it.
+
+    Zeros are no id.
+    """
+    seen = Counter(row.tobytes() for row in census.transcript_id)
+    del seen[bytes(32)]
+    name, times = next(iter(seen.most_common(1)), (b"", 0))
+    if times > 1:
+        found = f"{name.hex()[:16]}... {times} times"
+        raise FormatError(source, "transcript_id", found, "each transcript once")
 
 
 def _check_touched(census: Census, source: str) -> None:

@@ -176,7 +176,7 @@ class Roofline(Strict):
     gain: Interval
     """What the new map gains over one drawn by lot: ratio of tokens a second less 1."""
     ceiling: float
-    """Tokens a second at a cold share of zero."""
+    """The upper end of the band at a cold share of zero: nothing is predicted above it."""
     slow_bytes_per_token: float
 
 

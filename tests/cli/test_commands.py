@@ -419,9 +419,37 @@ def test_a_config_that_disagrees_with_the_headers_is_said(tmp_path: Path) -> Non
 
 
 def test_formats_are_listed(made: Path) -> None:
-    lines = good("formats").out.splitlines()
-    assert len(lines) == 22 and any(line.startswith("imatrix ") for line in lines)
+    table, examples = good("formats").out.split("\n\n")
+    names = [line.split()[0] for line in table.splitlines()[1:]]
+    assert len(names) == 21 and "imatrix" in names
+    assert [line.split()[0] for line in examples.splitlines()[1:]] == names
+    assert "x.npy uint8[tokens - 1, layers, k] beside x.json with prompt_tokens" in examples
     entries = [json.loads(line) for line in good("formats", "--json").out.splitlines()]
     assert {entry["name"] for entry in entries if not entry["writes"]} == {
         *("trtllm-statistics", "imatrix", "route-trace")
     }
+
+
+def test_a_merge_of_two_classes_names_both_files(made: Path, tmp_path: Path) -> None:
+    code, prose = made / "code.npz", made / "prose.npz"
+    ran = rowmap("merge", code, prose, "-o", tmp_path / "both.npz")
+    assert ran.code == 3
+    assert f"{prose} class: found prose, expected class code as in {code}" in ran.line
+
+
+def test_a_blend_says_what_it_wrote(made: Path, tmp_path: Path) -> None:
+    classes = (f"a={made / 'code.npz'}", f"b={made / 'code.npz'}")
+    both = tmp_path / "both.json"
+    blend = ("blend", *classes, "--model", MODEL, "--hot", HOT)
+    assert "blend (not written)" in good(*blend).out
+    assert f"{both}: row map" in good(*blend, "-o", both).out and both.exists()
+
+
+def test_no_skew_says_why_when_another_reason_came_first(made: Path) -> None:
+    slow = ("--link", "1TB/s", "--memory", "3TB/s", "--measured", "20%:1")
+    what = ("evaluate", made / "code.npz", "--map", made / "code.json", *slow)
+    ran = rowmap(*what, "--min-tokens", 10**9)
+    assert ran.code == 1 and "no_skew (rejected: TooFewDecodeTokens)" in ran.out
+    assert "Note: no_skew: predicted gain" in ran.out
+    alone = rowmap(*what)
+    assert "no_skew (rejected: NoSkew)" in alone.out and "Note: no_skew" not in alone.out

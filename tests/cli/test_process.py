@@ -64,6 +64,24 @@ def test_a_signal_in_the_middle_of_writing_leaves_nothing(
     assert names(tmp_path) == []
 
 
+def test_an_interruption_while_modules_load_is_quiet(tmp_path: Path) -> None:
+    """A module that never finishes loading stands in for slow disks."""
+    (tmp_path / "traceback.py").write_text(
+        "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
+    )
+    code = (
+        "import sys; from rowmap_jobs.cli.start import main; "
+        f"sys.path.insert(0, {str(tmp_path)!r}); sys.modules.pop('traceback', None); main()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"here\n"
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGINT and said == b""
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     first = subprocess.Popen([*ROWMAP, "formats"], env=ENV, stdout=subprocess.PIPE, stderr=-1)
     assert first.stdout is not None and first.stderr is not None
@@ -114,6 +132,51 @@ def test_a_disk_without_room_is_one_refusal_and_leaves_nothing(made: Path, tmp_p
         for out in outputs
     )
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [0, 4000, 12_000])
+def test_a_report_is_written_whole_or_not_at_all(size: int, made: Path, tmp_path: Path) -> None:
+    """At 12,000 bytes report.json has room, the page has not."""
+    what = ("evaluate", made / "code.npz", "--map", made / "code.json", "--report-dir")
+    (tmp_path / "old").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "old"):
+        ran = subprocess.run(
+            [*ROWMAP, *map(str, (*what, folder))],
+            env=ENV,
+            text=True,
+            capture_output=True,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+        )
+        assert ran.returncode == 3 and ran.stderr.count("\n") == 1
+        assert f"{folder}: output: found File too large" in ran.stderr
+    assert names(tmp_path) == ["old"] and names(tmp_path / "old") == []
+
+
+def test_a_small_census_needs_little_memory(made: Path) -> None:
+    """A read makes room for what it is asked for: a limit is no size."""
+    limit = 600 << 20
+    ran = subprocess.run(
+        [*ROWMAP, "compare", *[str(made / "code.json")] * 2, "--census", str(made / "code.npz")],
+        env={**ENV, "OPENBLAS_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_class_whose_name_is_no_text_is_refused(made: Path, tmp_path: Path) -> None:
+    command = ["import", "auto", made / "code", "--model", MODEL, "-o", tmp_path / "x.npz"]
+    ran = subprocess.run(
+        [*ROWMAP, *map(str, command), "--class", b"a\xe4"],
+        env=ENV,
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 2 and ran.stderr.count(b"\n") == 1
+    assert b"--class: found 'a\\udce4', expected some text in UTF-8" in ran.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

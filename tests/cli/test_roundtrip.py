@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rowmap_jobs.exchange import registry
+from rowmap_jobs.formats import census
+from rowmap_jobs.formats.census import Census
 from tests.cli.made import HOT, MODEL, good, records, rowmap
 from tests.exchange.test_imatrix import gguf, moe
+from tests.formats import samples
 from tests.models import writers
 from tests.models.test_gguf import VALUES, experts
 
@@ -114,7 +118,80 @@ def test_what_the_input_cannot_give_is_refused_and_nothing_is_left(
     form: str, made: Path, tmp_path: Path
 ) -> None:
     ran = rowmap("export", form, made / "code.npz", "-o", tmp_path / "out")
-    assert ran.code == 3 and "found none" in ran.line and not list(tmp_path.iterdir())
+    says = "expected a row map" if form == "recipe-map" else "found no --ranks"
+    assert ran.code == 2 and says in ran.line and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", [*COUNTS, *SLOTS])
+def test_a_map_is_no_census(form: str, made: Path, tmp_path: Path) -> None:
+    rows, out = made / "code.json", tmp_path / "out"
+    if registry.FORMATS[form].holds == "counts or map":
+        good("export", form, rows, "-o", out)
+        return
+    ran = rowmap("export", form, rows, "-o", out)
+    assert ran.code == 2 and "found a row map in" in ran.line and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", [*COUNTS, "vllm-routed-experts"])
+def test_what_a_format_has_no_place_for_is_said(form: str, tmp_path: Path) -> None:
+    source = records(tmp_path / "two", "two", sessions=2, rows=24 + 300)
+    two, away, back = tmp_path / "two.npz", tmp_path / "away", tmp_path / "back.npz"
+    good("import", "auto", source, "--model", MODEL, "--session-by", "file", "-o", two)
+    noted = good("export", form, two, "-o", away).err
+    good("import", form, away, "--model", MODEL, "-o", back)
+    seen, whole = (good("inspect", path, "--json").json for path in (back, two))
+    lost = {
+        "prefill": seen["prefillTokens"] != whole["prefillTokens"],
+        "transcripts": seen["transcripts"] != whole["transcripts"],
+        "sessions": seen["transcripts"] > 1 and seen["sessions"] != whole["sessions"],
+    }
+    assert noted.count("\n") == 1
+    assert {name for name in lost if lost[name]} == {name for name in lost if name in noted}
+
+
+def test_a_writer_names_the_input_and_no_file_of_its_own(tmp_path: Path) -> None:
+    for form in ("recipe", "exllamav3-npz", "sglang-counts"):
+        uneven = tmp_path / "uneven.npz"
+        uneven.write_bytes(census.to_bytes(uneven_census()))
+        ran = rowmap("export", form, uneven, "-o", tmp_path / "out")
+        assert ran.code == 3 and ran.line.startswith(f"{uneven}: ")
+        assert "one number" in ran.line and f"(in {form})" in ran.line and ".part" not in ran.line
+
+
+@pytest.mark.parametrize(
+    "form", ["llamacpp-trace", "llamacpp-pin", "b12x", "jsonl", "vllm-routed-experts"]
+)
+def test_layers_may_differ_in_experts(form: str, tmp_path: Path) -> None:
+    uneven, away, back = tmp_path / "uneven.npz", tmp_path / "away", tmp_path / "back.npz"
+    uneven.write_bytes(census.to_bytes(uneven_census()))
+    good("export", form, uneven, "-o", away)
+    good("import", form, away, "--fingerprint", uneven, "-o", back)
+    one, other = (census.parse(path.read_bytes(), path.name) for path in (uneven, back))
+    assert (one.decode() == other.decode()).all()
+    assert other.experts.tolist() == [4, 12, 8]
+
+
+def uneven_census() -> Census:
+    """Layers 1, 2 and 5 with 4, 12 and 8 experts, of which layer 2 never chooses its last."""
+    rng = np.random.default_rng(3)
+    counts = np.zeros((1, 2, 3, 12), dtype=np.int64)
+    for layer, width in enumerate((4, 11, 8)):
+        chosen = np.argsort(rng.random((60, width)), axis=1)[:, :2]
+        counts[0, 1, layer, :width] = np.bincount(chosen.ravel(), minlength=width)
+    sample = samples.census()
+    return Census(
+        header=sample.header,
+        counts=counts,
+        rows=np.array([[0, 60]], dtype=np.int64),
+        layer_ids=np.array([1, 2, 5], dtype=np.int32),
+        experts=np.array([4, 12, 8], dtype=np.int32),
+        top_k=np.array([2, 2, 2], dtype=np.int32),
+        session=np.zeros(1, dtype=np.int32),
+        transcript_id=np.ones((1, 32), dtype=np.uint8),
+        fidelity=np.zeros(1, dtype=np.uint8),
+        prompt_len=np.zeros(1, dtype=np.int32),
+        created=np.full(1, sample.header.window[1], dtype=np.int64),
+    )
 
 
 def test_a_sidecar_that_is_there_is_not_replaced_unasked(made: Path, tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ def test_a_span_before_now_is_before_now(monkeypatch: pytest.MonkeyPatch) -> Non
         (units.number, "-1"),
         (units.named, "prose"),
         (units.named, "=x"),
+        (units.named, "\udce4=x"),
+        (units.label, ""),
+        (units.label, " "),
+        (units.label, "a\udce4"),
         (units.weight, "a=b"),
     ],
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rowmap_jobs.evaluation.roofline import Fit, Speed, fit, roofline
 from rowmap_jobs.formats.base import FormatError
@@ -63,6 +65,23 @@ def test_nothing_cold_is_the_ceiling() -> None:
     assert fitted(AFTER).at(0.0) == pytest.approx(160, abs=1)
     band = fitted(AFTER).band(AFTER.measured_share)
     assert band.low == band.high == pytest.approx(153.1)
+    # The steep end of the band: a map can be predicted to reach it.
+    assert fitted(AFTER).ceiling == fitted(AFTER).band(0.0).high > 160
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 2.0), st.floats(0, 1), st.floats(0.3, 0.95))
+def test_nothing_is_predicted_above_the_ceiling(
+    share: float, own: float, unique: float, lot: float, slack: float
+) -> None:
+    shape = layout(2, 8, 4)
+    speed = Speed(10.0, 100.0, share, 1.0)
+    most = fit(replace(speed, measured_tokens_per_second=1e-9), shape, [unique] * 2)
+    allowed = slack / (most.floor + most.slope * share)
+    speed = replace(speed, measured_tokens_per_second=allowed)
+    found = roofline(fit(speed, shape, [unique] * 2), speed, own, lot, share)
+    assert found.now is not None
+    assert found.ceiling >= found.predicted.high >= found.predicted.low
+    assert found.ceiling >= found.now.high
 
 
 def test_bytes_by_layer_and_share_by_hand() -> None:

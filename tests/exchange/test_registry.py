@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from rowmap_jobs.exchange import convert, registry, safetensors_data, slots
 from rowmap_jobs.exchange.adapters import Export, Known
 from rowmap_jobs.exchange.base import Counts, Layout, Ranking
+from rowmap_jobs.exchange.files import HEAD_BYTES
 from rowmap_jobs.formats import census
+from rowmap_jobs.formats.rowmap import Geometry, build
 from tests.exchange.made import line_of, passes_or_refuses
 from tests.exchange.test_imatrix import GOOD, gguf, moe
 from tests.exchange.test_routetrace import CELLS, trace
@@ -193,10 +195,31 @@ def test_other_files_are_refused_with_the_list_of_formats(raw: bytes, tmp_path: 
 
 def test_our_own_artifacts_and_no_files_are_said(tmp_path: Path) -> None:
     own = census.to_bytes(samples.census())
-    assert "a census or row map of ours" in line_of(lambda: detected(own, tmp_path))
+    assert "found a census of ours" in line_of(lambda: detected(own, tmp_path))
     own = samples.row_map().to_bytes()
-    assert "a census or row map of ours" in line_of(lambda: detected(own, tmp_path))
+    assert "found a row map of ours" in line_of(lambda: detected(own, tmp_path))
     assert "a folder" in line_of(lambda: registry.detect(tmp_path))
+
+
+def test_a_map_of_ours_is_known_however_long_it_is(tmp_path: Path) -> None:
+    layers, experts = 61, 384
+    geometry = Geometry(
+        experts=experts,
+        top_k=6,
+        hot_rows=24,
+        moe_layers=tuple(range(layers)),
+        row_bytes={str(layer): 18_800_640 for layer in range(layers)},
+    )
+    fingerprint = samples.row_map().fingerprint
+    order = list(range(experts))
+    rows = dict.fromkeys(range(layers), (order[:24], order[24:]))
+    whole = build(fingerprint, geometry, rows)
+    own = whole.to_bytes()
+    assert own.index(b"rowSetDigest") > HEAD_BYTES
+    assert "found a row map of ours" in line_of(lambda: detected(own, tmp_path))
+
+
+def test_nothing_that_is_not_there_is_detected(tmp_path: Path) -> None:
     assert "No such file" in line_of(lambda: registry.detect(tmp_path / "none"))
     os.mkfifo(tmp_path / "pipe")
     assert "no regular file" in line_of(lambda: registry.detect(tmp_path / "pipe"))

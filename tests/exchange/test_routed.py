@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rowmap_jobs.exchange import routed
 from rowmap_jobs.exchange.base import Counts, Layout
+from rowmap_jobs.exchange.synthetic import deal
 from tests.exchange.made import line_of, passes_or_refuses
 from tests.exchange.routings import counted, ids, npy, routings, same
 
@@ -123,6 +124,33 @@ def test_what_is_written_is_read_again(
     routed.write(made, folder)
     found = routed.read(folder, routed.Options(layout=made.layout))
     assert same(found, made, but=["names"])
+
+
+@pytest.mark.parametrize("layers", [4, 40])
+@pytest.mark.parametrize("rows", [8, 9, 40, 724, 20_000])
+def test_any_number_of_rows_comes_back(rows: int, layers: int, tmp_path: Path) -> None:
+    """Dealt in order of their ids, equal rows lie side by side: what readers refuse as repeated."""
+    rng = np.random.default_rng(rows)
+    liking = rng.normal(0.0, 1.3, (layers, 32))
+    ids = np.argsort(-(liking + rng.gumbel(size=(min(rows, 724), layers, 32))), axis=2)[:, :, :4]
+    ids = np.resize(ids, (rows, layers, 4))
+    decode = np.array([[np.bincount(ids[:, i].ravel(), minlength=32) for i in range(layers)]])
+    layout = Layout(tuple(range(layers)), (32,) * layers, (4,) * layers)
+    whole = np.array([[0, rows]])
+    made = Counts(layout, decode, np.zeros_like(decode), whole, ("a",), per_sequence=True)
+    routed.write(made, tmp_path)
+    assert same(routed.read(tmp_path, routed.Options(layout=layout)), made, but=["names"])
+
+
+@given(st.integers(1, 300), st.integers(0, 4095))
+def test_rows_are_dealt_once_each_in_the_same_order_always(rows: int, layer: int) -> None:
+    dealt = deal(np.ones(rows, dtype=np.int64), rows, 1, layer)[:, 0]
+    assert sorted(dealt.tolist()) == list(range(rows))
+    assert (dealt == deal(np.ones(rows, dtype=np.int64), rows, 1, layer)[:, 0]).all()
+
+
+def test_the_order_of_dealt_rows_is_the_same_on_every_machine() -> None:
+    assert deal(np.ones(8, dtype=np.int64), 8, 1, 3)[:, 0].tolist() == [3, 5, 0, 4, 1, 7, 2, 6]
 
 
 def test_counts_that_are_no_routing_are_not_written(tmp_path: Path) -> None:

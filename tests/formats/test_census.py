@@ -243,3 +243,29 @@ def test_a_bomb_is_refused_by_its_declared_size(monkeypatch: pytest.MonkeyPatch)
 def test_decode_sums_over_transcripts() -> None:
     data = sample()
     assert (data.decode() == data.counts[:, 1].sum(axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_len": -5}, "prompt_len: found -5, expected 0 or more"),
+        ({"transcript_id": 7}, "transcript_id: found 0707070707070707... "),
+    ],
+)
+def test_what_no_transcript_can_be_is_refused(change: dict[str, int], message: str) -> None:
+    wrong = sample()
+    for name, value in change.items():
+        getattr(wrong, name)[:] = value
+    assert len(wrong.created) > 1
+    with pytest.raises(FormatError) as refused:
+        census.check(wrong, "census.npz")
+    assert str(refused.value).startswith(f"census.npz: {message}")
+
+
+def test_zeros_are_no_id_and_a_window_runs_forward() -> None:
+    nameless = sample()
+    nameless.transcript_id[:] = 0
+    census.check(nameless, "census.npz")
+    header = nameless.header.model_copy(update={"window": (9, 1)})
+    with pytest.raises(FormatError, match=r"header window: found \[9, 1\]"):
+        census.check(replace(nameless, header=header), "census.npz")

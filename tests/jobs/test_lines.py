@@ -64,6 +64,23 @@ def test_an_overlong_line_stays_bounded_and_the_next_is_whole(
     assert list(split(chunks(b"x" * 100 + b"\nnext\n", 7))) == [b"x" * 11, b"next"]
 
 
+def test_an_overlong_line_is_given_before_its_end_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10)
+    endless = iter(lambda: bytes(4), b"")
+    assert next(split(endless)) == bytes(11)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nnext\n"])
+@pytest.mark.parametrize("size", [1, 3, 7, 200])
+@pytest.mark.parametrize("text", [b" " * 8 + b"x" * 8, b"x" * 8 + b" " * 8, b" " * 30])
+def test_spaces_make_no_overlong_line_short(
+    text: bytes, size: int, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10)
+    wanted = [text[:11], *([b"next"] if end.endswith(b"next\n") else [])]
+    assert list(split(chunks(text + end, size))) == wanted
+
+
 def test_a_bomb_is_unpacked_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_STEP", 1000)
     monkeypatch.setattr(lines, "MAX_LINE_BYTES", 5000)

@@ -96,7 +96,7 @@ def test_fetch_trusts_only_the_digest(world: World, stored: bytes | None, reason
     [
         ("probe", "", "EXPERTMAPS_RUN: found nothing, expected a RunSpec as JSON"),
         ("probe", "{", "EXPERTMAPS_RUN: line 1 column 2: found Expecting property name"),
-        ("probe", "{}", "EXPERTMAPS_RUN: kind: found dict, expected Field required"),
+        ("probe", "{}", "EXPERTMAPS_RUN: kind: found none, expected a value (the key is required)"),
         ("fetch", None, "EXPERTMAPS_RUN: kind: found Profile, expected Fetch for fetch"),
     ],
 )

@@ -78,7 +78,8 @@ def run(args: Namespace, console: Console) -> int:
     if args.json:
         console.json(_wire(found))
     else:
-        console.say(_said(found))
+        written = args.output is not None and not found.refused
+        console.say(_said(found, f"{args.output}: row map" if written else "blend (not written)"))
     return command.NO if found.refused else command.OK
 
 
@@ -92,7 +93,7 @@ def _wire(found: Blended) -> dict[str, object]:
     }
 
 
-def _said(found: Blended) -> str:
+def _said(found: Blended, title: str) -> str:
     from .. import text
 
     matrix = found.matrix
@@ -113,7 +114,7 @@ def _said(found: Blended) -> str:
         ("sha256", found.rows.digest),
         ("verdict", verdict),
     ]
-    return f"{text.table(head, rows)}\n\n{text.facts('blend', facts)}"
+    return f"{text.table(head, rows)}\n\n{text.facts(title, facts)}"
 
 
 COMMAND = Command(

@@ -290,20 +290,13 @@ def _judge(args: Namespace, case: Case, progress: Progress) -> Report:
 
 
 def _write(args: Namespace, case: Case, report: Report) -> None:
-    """The page first: with report.json, everything is there."""
-    from ...formats.base import FormatError, canonical_json
+    from ...formats.base import canonical_json
     from ...report import Plots, render
     from .. import output
 
-    folder: Path = args.report_dir
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        found = error.strerror or type(error).__name__
-        raise FormatError(str(folder), "folder", found, "a folder to write in") from None
     page = render(report, Plots.of(case.census.decode(), case.rows, case.active))
-    output.save(folder / REPORT_HTML, page.encode("utf-8"), args.force)
-    output.save(folder / REPORT_JSON, canonical_json(report.to_wire()), args.force)
+    files = {REPORT_JSON: canonical_json(report.to_wire()), REPORT_HTML: page.encode("utf-8")}
+    output.save_all(args.report_dir, files, args.force)
 
 
 COMMAND = Command(

@@ -12,6 +12,7 @@ from ..console import Console
 
 if typing.TYPE_CHECKING:
     from ...exchange.adapters import Export
+    from ...exchange.registry import Format
 
 FOLDERS = ("vllm-routed-experts",)
 """Formats that are folders of files."""
@@ -20,7 +21,7 @@ TEXT = """\
 Write a census or a row map in a format of rowmap formats. Formats with slots
 (SGLang, TensorRT-LLM, vllm-ascend, vLLM's proposals) place the experts of a
 census over --ranks by its decode load; --slots beyond the experts hold
-replicas."""
+replicas. A note says what of a census a format has no place for."""
 
 USAGE = "FORMAT INPUT -o FILE [--ranks N] [options]"
 
@@ -50,7 +51,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, console: Console) -> int:
     from ...exchange import registry
-    from .. import inputs, output
+    from .. import output
 
     if args.format not in registry.writable():
         known = ", ".join(registry.writable())
@@ -58,20 +59,32 @@ def run(args: Namespace, console: Console) -> int:
     folder = args.format in FOLDERS
     if not folder:
         output.check_free(args.output, args.force)
+    entry = registry.FORMATS[args.format]
     with console.progress(2) as progress:
         progress.step(f"reading {args.input}")
-        data = _export(args)
+        data = _export(args, entry)
         progress.step(f"writing {args.output}")
-        with (
-            output.staged(args.output, args.force, folder) as path,
-            inputs.naming(args.input),
-        ):
-            registry.write(path, args.format, data)
-    console.say(f"{args.output}: {args.format}, {registry.FORMATS[args.format].line}")
+        with output.staged(args.output, args.force, folder) as path:
+            _write(path, args, data)
+    if data.counts is not None and data.slots is None and entry.loses:
+        console.note(f"{args.output}: {args.format} has no place for {' and '.join(entry.loses)}")
+    console.say(f"{args.output}: {args.format}, {entry.line}")
     return command.OK
 
 
-def _export(args: Namespace) -> Export:
+def _write(path: Path, args: Namespace, data: Export) -> None:
+    """Refusals of a writer are of the input: a format cannot say what is in it."""
+    from ...exchange import registry
+    from ...formats.base import FormatError
+
+    try:
+        registry.write(path, args.format, data)
+    except FormatError as error:
+        expected = f"{error.expected} (in {args.format})"
+        raise FormatError(str(args.input), error.place, error.found, expected) from None
+
+
+def _export(args: Namespace, entry: Format) -> Export:
     from ...exchange import slots
     from ...exchange.adapters import Export
     from ...exchange.census_io import from_census
@@ -80,6 +93,8 @@ def _export(args: Namespace) -> Export:
     from .. import inputs
 
     kind, form = inputs.kind_of(args.input)
+    if kind in ("map", "census"):
+        _check(args, entry, kind)
     if kind == "map":
         rows = inputs.row_map(args.input)
         layers = rows.geometry.moe_layers
@@ -102,6 +117,17 @@ def _export(args: Namespace) -> Export:
     layers = counts.layout.layer_ids
     hidden = args.hidden_layers or layers[-1] + 1
     return Export(counts, None, None, placed, args.ranks, hidden, layers)
+
+
+def _check(args: Namespace, entry: Format, kind: str) -> None:
+    """Refuse an input of the other kind, and slots without devices. Raises UsageError."""
+    wanted = {"map": "a row map", "counts": "a census", "slots": "a census"}.get(entry.holds)
+    given = "a row map" if kind == "map" else "a census"
+    if wanted is not None and given != wanted:
+        found = f"found {given} in {args.input}, expected {wanted}"
+        raise UsageError(f"export: {entry.name}: {found} (it holds {entry.holds})")
+    if entry.holds == "slots" and args.ranks is None:
+        raise UsageError(f"export: {entry.name}: found no --ranks, expected the number of devices")
 
 
 COMMAND = Command(

@@ -10,7 +10,8 @@ from ..console import Console
 
 TEXT = """\
 List the formats of other systems: which are read (rowmap import), which are
-written (rowmap export), and what a file of each looks like."""
+written (rowmap export), and what a file of each looks like. Counts are imported
+as a census; a map, or slots with --hot, as a row map."""
 
 USAGE = "[--json]"
 
@@ -35,16 +36,26 @@ def run(args: Namespace, console: Console) -> int:
                     "name": entry.name,
                     "reads": entry.read is not None,
                     "writes": entry.write is not None,
+                    "holds": entry.holds,
                     "line": entry.line,
                     "example": entry.example,
                 }
             )
         return command.OK
     rows = [
-        (entry.name, "yes" if entry.read else "", "yes" if entry.write else "", entry.line)
+        (
+            entry.name,
+            "yes" if entry.read else "",
+            "yes" if entry.write else "",
+            entry.holds,
+            entry.line,
+        )
         for entry in FORMATS.values()
     ]
-    console.say(text.table(("format", "import", "export", "what it is"), rows, left=4))
+    head = ("format", "import", "export", "holds", "what it is")
+    examples = [(entry.name, entry.example) for entry in FORMATS.values()]
+    console.say(text.table(head, rows, left=5))
+    console.say("\n" + text.table(("format", "looks like"), examples, left=2))
     return command.OK
 
 

@@ -68,7 +68,12 @@ def arguments(parser: ArgumentParser) -> None:
     options.parallel(group)
     group = parser.add_argument_group("counts")
     group.add_argument(
-        "--class", dest="traffic_class", default="default", metavar="NAME", help="traffic class"
+        "--class",
+        dest="traffic_class",
+        type=units.label,
+        default="default",
+        metavar="NAME",
+        help="traffic class",
     )
     group.add_argument(
         "--session-by",
@@ -90,7 +95,13 @@ def arguments(parser: ArgumentParser) -> None:
         help="prompt tokens of routed-experts arrays without a sidecar",
     )
     group.add_argument("--decode-only", action="store_true", help="leave prompt rows unread")
-    group.add_argument("--engine-version", default="unknown", metavar="TEXT", help="for the header")
+    group.add_argument(
+        "--engine-version",
+        type=units.label,
+        default="unknown",
+        metavar="TEXT",
+        help="for the header",
+    )
     group = parser.add_argument_group("placements")
     group.add_argument(
         "--hot", type=units.count, metavar="N", help="hot rows a layer, where the file has none"
@@ -210,7 +221,7 @@ def _census(
             )
         made.append(census)
         notes += [f"{source.path}: {note}" for note in said]
-    census = imported.together(made)
+    census = imported.together(made, [str(source.path) for source in sources])
     raw = census_format.to_bytes(census)
     file = inputs.CensusFile(census, sha256_digest(raw), len(raw))
     forms = ", ".join(sorted({source.form for source in sources}))

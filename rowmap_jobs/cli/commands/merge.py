@@ -43,7 +43,7 @@ def run(args: Namespace, console: Console) -> int:
         progress.step("merging")
         names = ", ".join(map(str, args.census))
         with inputs.naming(names):
-            merged = merge(files, names)
+            merged = merge(files, names, [str(path) for path in args.census])
             result = kept(merged, choice(args))
         progress.step(f"writing {args.output}")
         said = write(args, result)

@@ -141,9 +141,9 @@ def census_of(
     return to_census(counts, layout, fingerprint, origin, name), counts.notes
 
 
-def together(censuses: Sequence[Census]) -> Census:
-    """One census of those of several files. Raises FormatError."""
-    return censuses[0] if len(censuses) == 1 else merge(censuses, "import")
+def together(censuses: Sequence[Census], names: Sequence[str]) -> Census:
+    """One census of those of several files, which `names` are. Raises FormatError."""
+    return censuses[0] if len(censuses) == 1 else merge(censuses, "import", names)
 
 
 def map_of(

@@ -19,7 +19,7 @@ from ...formats.evidence import Evidence
 from ...formats.report import Report
 from ...formats.rowmap import RowMap
 from ...formats.run import Acceptance, Counted
-from ...judgement import decide, improves, word
+from ...judgement import decide, flat, improves, word
 from ...placement import hot_mask, map_mask, place
 from ...reasons import Reason
 
@@ -143,6 +143,10 @@ def report(case: Case, evaluation: Evaluation, seen: Evidence, created: int) -> 
     facts = Facts(header.window, header.selection.considered, off_policy=header.off_policy)
     if not from_census(case):
         facts.notes.append(FROM_ELSEWHERE)
+    verdict = word(evaluation, seen)
+    if verdict == "no_skew" and reason is not Reason.NO_SKEW:
+        # Another reason came first; the word needs its own.
+        facts.notes.append(f"no_skew: {flat(evaluation, seen)}.")
     return Report(
         traffic_class=header.traffic_class,
         created=created,
@@ -150,7 +154,7 @@ def report(case: Case, evaluation: Evaluation, seen: Evidence, created: int) -> 
         digest=rows.digest,
         row_set_digest=rows.row_set_digest,
         census_digest=case.census_digest,
-        verdict=word(evaluation, seen),
+        verdict=verdict,
         accepted=reason is Reason.ACCEPTED,
         reason=str(reason),
         message=message,
