@@ -38,7 +38,12 @@ def run(command: tuple[str, ...], env: dict[str, str]) -> int:
 
 def environment() -> dict[str, str]:
     paths = [str(ROOT / "operator"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    # All workers of the fast tests have to collect the same tests in the same order.
+    return {
+        "PYTHONHASHSEED": "0",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+    }
 
 
 def lint(env: dict[str, str]) -> int:
