@@ -28,7 +28,7 @@ def local_cluster() -> None:
         raise DemoError("make demo: found a normal user, expected root on a machine of its own")
     steps = {
         "install": "Debian packages",
-        "build": "Kubernetes from source (a quarter of an hour or more the first time)",
+        "build": "Kubernetes and its tools from source (the first time half an hour on two cores)",
         "vllm": "vLLM for CPUs",
         "up": "one-node Kubernetes",
         "images": "images of this repository",
@@ -44,13 +44,19 @@ def up(settings: Settings) -> None:
     """Run the main job and print the table."""
     if settings.local:
         local_cluster()
-    demo = Demo(settings, kube_for(settings), say)
+    kube = kube_for(settings)
+    deploy.nothing_stands(kube, settings)
+    demo = Demo(settings, kube, say)
     demo.run()
     print()
     print(table(demo))
     print()
     print("reports:", *(f"  {line}" for line in deploy.fetch_reports(demo.kube)), sep="\n")
-    say("done; look around with kubectl, then `make demo-down`")
+    say("done; look around, then `make demo-down`:")
+    if settings.local:
+        print('  eval "$(tests/cluster/cluster env)"')
+    print(f"  kubectl config set-context --current --namespace {settings.namespace}")
+    print("  kubectl get tc,em,lane")
 
 
 def down(settings: Settings) -> None:

@@ -49,6 +49,24 @@ def namespace(kube: Kube, settings: Settings) -> None:
     )
 
 
+def nothing_stands(kube: Kube, settings: Settings) -> None:
+    """Every run is a whole one: on the local cluster an earlier demo is removed first.
+
+    Raises DemoError on a cluster of the user's, where nothing is removed unasked.
+    """
+    there = kube.run("kubectl", "get", "namespace", settings.namespace, "--ignore-not-found")
+    if not there.strip():
+        return
+    if settings.local:
+        kube.say(f"an earlier demo is removed: namespace {settings.namespace}")
+        kube.run("kubectl", "delete", "namespace", settings.namespace, "--wait")
+    elif kube.kubectl("get", "deployment", WORKLOAD, "--ignore-not-found").strip():
+        raise DemoError(
+            f"namespace {settings.namespace}: found Deployment {WORKLOAD} of an earlier demo, "
+            "expected none: make demo-down (with the same CLUSTER and NAMESPACE)"
+        )
+
+
 def object_store(kube: Kube, settings: Settings) -> None:
     """SeaweedFS in the namespace, with its two buckets."""
     text = S3_MANIFEST.read_text(encoding="utf-8")

@@ -144,7 +144,7 @@ class Demo:
         report = self.status() if hooked else {}
         boot = Boot(what, seconds, report.get("mapDigest"), report.get("compile"))
         self.seen.boots.append(boot)
-        self.say(f"  boot ({what}): {seconds:.0f} s, compile cache {boot.compile}")
+        self.say(f"  boot ({what}): {seconds:.0f} s, {spoken(boot.compile)}")
 
     def _pod(self) -> Object:
         pods = [
@@ -184,6 +184,15 @@ class Demo:
         there = active.get("trafficClass") == traffic_class and active.get("digest") == digest
         ready = condition(item, "Ready").get("status") == "True"
         return there and ready, describe(item, "Progressing", "Ready")
+
+
+def spoken(evidence: dict[str, int] | None) -> str:
+    """What the process says of its compile caches."""
+    if not evidence:
+        return "no hook"
+    hits = evidence.get("cacheHits", 0) + evidence.get("aotLoaded", 0)
+    misses = evidence.get("cacheMisses", 0) + evidence.get("aotCompiled", 0)
+    return f"compile cache: {hits} hits, {misses} misses"
 
 
 def is_hit(evidence: dict[str, int] | None) -> bool:

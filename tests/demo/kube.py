@@ -63,7 +63,7 @@ class Kube:
             if now - start > seconds:
                 raise DemoError(f"{what}: not after {seconds:.0f} s; last seen: {detail}")
             if now - said >= 30:
-                self.say(f"  ... {what}, {now - start:.0f} s: {detail}")
+                self.say(f"  ... waiting, {now - start:.0f} s, until {what}: {detail}")
                 said = now
             time.sleep(every)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.demo.evaluate import other_shares
-from tests.demo.job import Demo
+from tests.demo.job import Demo, spoken
 from tests.demo.settings import CLASSES, LANE
 
 
@@ -30,12 +30,5 @@ def table(demo: Demo) -> str:
     lines.insert(1, "  ".join("-" * width for width in widths))
     lines.append("")
     for boot in demo.seen.boots:
-        evidence = boot.compile or {}
-        cache = (
-            f"compile cache: {evidence.get('cacheHits', 0)} hits, "
-            f"{evidence.get('cacheMisses', 0)} misses"
-            if evidence
-            else "no hook"
-        )
-        lines.append(f"boot  {boot.what:24}  {boot.seconds:5.0f} s  {cache}")
+        lines.append(f"boot  {boot.what:24}  {boot.seconds:5.0f} s  {spoken(boot.compile)}")
     return "\n".join(lines)

@@ -233,7 +233,7 @@ def test_bytes_of_the_right_digest_that_are_no_map(world: World) -> None:
     digest = sha256_digest(b"{}\n")
     world.put(names.map_key(world.store, digest), b"{}\n")
     error = refused(lambda: store.get_map(opened(world), digest))
-    assert error.reason == "ChecksumMismatch" and "fingerprint: found dict" in error.message
+    assert error.reason == "ChecksumMismatch" and "fingerprint: found none" in error.message
 
 
 def test_a_map_that_is_gone(world: World) -> None:
