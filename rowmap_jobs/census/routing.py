@@ -38,7 +38,6 @@ FEW_ROWS = 8
 
 _CHUNK_BYTES = 1 << 18
 """A chunk is compared column by column as it lies in the processor's cache."""
-_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def tally(
     for piece in _pieces(ids, moe, counter.chunk):
         if not counter.add(piece):
             raise _explain(ids, limits, moe, source, place)
-    if not counter.flush():
+    if not counter.within():
         raise _explain(ids, limits, moe, source, place)
     if rows is not None and counter.rows != rows:
         raise FormatError(source, place, f"{counter.rows} rows", f"{rows} rows")
@@ -193,30 +192,32 @@ def _pieces(ids: Ids, moe: I64, chunk: int) -> Iterator[Ids]:
 
 
 class _Counter:
-    """Counts pieces [n,M,k]. `add` and `flush` are False when something does not fit.
+    """Counts pieces [n,M,k]. `add` and `within` are False when something does not fit.
 
     Ids are narrowed only after their range is known. Columns of one choice lie in one run, so a
-    comparison of two choices is one pass over contiguous bytes; ids of a layer are gathered into
-    long runs, as a histogram of few ids costs its call.
+    comparison of two choices is one pass over contiguous bytes. Each layer has bins of its own in
+    one histogram, as a histogram of few ids costs its call.
     """
 
     def __init__(self, limits: I64, k: int, rows: int) -> None:
-        width = int(limits.max())
-        self._limits = limits.tolist()
-        self._type = np.dtype(np.uint8 if width <= 256 else np.uint16)
-        self._greatest = 255 if width <= 256 else 65535
+        layers, self._width = len(limits), int(limits.max())
+        self._limits = limits
+        self._type = np.dtype(np.uint8 if self._width <= 256 else np.uint16)
         self.k = k
-        row_bytes = len(limits) * k * self._type.itemsize
-        self.chunk = max(1, _CHUNK_BYTES // row_bytes)
+        self.chunk = max(1, _CHUNK_BYTES // (layers * k * self._type.itemsize))
         most = min(rows, self.chunk)
-        block = max(most, min(rows, _BLOCK_BYTES // row_bytes))
-        self._columns = np.empty(k * len(limits) * most, dtype=self._type)
-        self._equal = np.empty((k - 1) * len(limits) * most, dtype=np.bool_)
-        self._block = np.empty((len(limits), k, block), dtype=self._type)
-        self._filled = 0
+        self._columns = np.empty(k * layers * most, dtype=self._type)
+        self._equal = np.empty((k - 1) * layers * most, dtype=np.bool_)
+        self._bins = np.empty((most, layers * k), dtype=np.intp)
+        self._first = np.repeat(np.arange(layers, dtype=np.intp) * self._width, k)
         self._previous: Ids | None = None
-        self.counts = np.zeros((len(limits), width), dtype=np.int64)
+        self._counts = np.zeros(layers * self._width, dtype=np.int64)
         self.rows = self.padding = self.repeats = 0
+
+    @property
+    def counts(self) -> I64:
+        """int64[M,E] so far."""
+        return self._counts.reshape(-1, self._width)
 
     def add(self, piece: Ids) -> bool:
         if piece.dtype.kind == "i" and int(piece.min()) < 0:
@@ -227,19 +228,17 @@ class _Counter:
                 return True
             if int(piece.min()) < 0:
                 return False
-        if piece.dtype != self._type and int(piece.max()) > self._greatest:
-            return False
+        if int(piece.max()) >= self._width:
+            return False  # it would be counted in the next layer
         rows, layers = piece.shape[:2]
-        size = self.k * layers * rows
-        columns = self._columns[:size].reshape(self.k, layers, rows)
+        columns = self._columns[: self.k * layers * rows].reshape(self.k, layers, rows)
         np.copyto(columns, piece.transpose(2, 1, 0), casting="unsafe")
         if not self._distinct(columns.reshape(self.k, -1)):
             return False
         self._count_repeats(piece)
-        if self._filled + rows > self._block.shape[2] and not self.flush():
-            return False
-        self._block[:, :, self._filled : self._filled + rows] = columns.transpose(1, 0, 2)
-        self._filled += rows
+        bins = self._bins[:rows]
+        np.add(piece.reshape(rows, -1), self._first, out=bins, casting="unsafe")
+        self._counts += np.bincount(bins.reshape(-1), minlength=len(self._counts))
         self.rows += rows
         return True
 
@@ -262,14 +261,10 @@ class _Counter:
         if same.size:
             self.repeats += int((piece[same + 1] == piece[same]).all(axis=(1, 2)).sum())
 
-    def flush(self) -> bool:
-        for layer, limit in enumerate(self._limits):
-            found = np.bincount(self._block[layer, :, : self._filled].reshape(-1), minlength=limit)
-            if len(found) > limit:
-                return False
-            self.counts[layer, :limit] += found
-        self._filled = 0
-        return True
+    def within(self) -> bool:
+        """Whether every layer's ids are below its own number of experts."""
+        beyond = np.arange(self._width) >= self._limits[:, None]
+        return not self.counts[beyond].any()
 
 
 def _check_repeats(counter: _Counter, limits: I64, source: str, place: str) -> None:

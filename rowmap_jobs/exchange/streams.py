@@ -6,18 +6,21 @@ import io
 import os
 import stat
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
+
+from isal import isal_zlib
 
 from ..formats.base import FormatError, load_json
 from ..formats.transcript import MAX_LINE_BYTES
 from ..lines import GZIP_MAGIC, DamagedError, split
 
 MAX_JSON = 16 << 20
-_STEP = 1 << 18
+_STEP = 1 << 16
+# Its stubs give an instance where the class is.
+_DAMAGED = cast(type[Exception], isal_zlib.error)
 
 
 class Gunzip(io.RawIOBase):
@@ -28,7 +31,7 @@ class Gunzip(io.RawIOBase):
 
     def __init__(self, raw: BinaryIO, source: str) -> None:
         self._raw, self._source = raw, source
-        self._stream = zlib.decompressobj(wbits=31)
+        self._stream = isal_zlib.decompressobj(wbits=31)
         self._packed = b""
         self._started = False
         self._out = memoryview(b"")
@@ -50,7 +53,7 @@ class Gunzip(io.RawIOBase):
         while True:
             if self._stream.eof:
                 self._packed = self._stream.unused_data
-                self._stream, self._started = zlib.decompressobj(wbits=31), False
+                self._stream, self._started = isal_zlib.decompressobj(wbits=31), False
             if not self._packed:
                 self._packed = self._raw.read(_STEP)
             if not self._packed and not self._started:
@@ -59,7 +62,7 @@ class Gunzip(io.RawIOBase):
             try:
                 # With no data left the last output may still wait inside the stream.
                 out = self._stream.decompress(self._packed, 4 * _STEP)
-            except zlib.error:
+            except _DAMAGED:
                 raise FormatError(self._source, "gzip", "damaged data", "gzip data") from None
             self._started = True
             self._packed = self._stream.unconsumed_tail

@@ -5,7 +5,8 @@
 Makes records of vLLM's routed experts (40 layers, 384 experts, top-6, uint16, as returned for one
 sequence each: 600 to 1400 tokens) of `--bytes` in all, in the three ways in which they are kept:
 a folder of .npy.gz files, a folder of .npy files and a JSONL file of responses. For each:
-`read_s` reads (and decompresses, or splits lines, decodes JSON and base64) and does nothing else;
+`read_s` reads (and decompresses with Python's zlib, or splits lines, decodes JSON and base64) and
+does nothing else; `isal_read_s` decompresses as the importer does, with ISA-L;
 `import_s` is the importer; `counter_s` is what one writes first, nested loops and a Counter, timed
 on `--counter-bytes` of the same files and scaled. Best of `--repeats`, process CPU time, no file
 in a cold cache. Prints JSON. 1 GB: `--bytes 1000000000`.
@@ -27,8 +28,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from isal import isal_zlib
 
 from rowmap_jobs.exchange import routed
 from rowmap_jobs.exchange.base import Layout
@@ -101,10 +104,10 @@ def read_npy(path: Path) -> None:
                 pass
 
 
-def read_npy_gz(path: Path) -> None:
+def read_npy_gz(library: Any, path: Path) -> None:
     """The faster way to decompress in steps: zlib itself, not the gzip module."""
     for file in sorted(path.glob("*.npy.gz")):
-        stream = zlib.decompressobj(wbits=31)
+        stream = library.decompressobj(wbits=31)
         with file.open("rb") as handle:
             while data := handle.read(1 << 18):
                 stream.decompress(data)
@@ -162,7 +165,7 @@ def best(repeats: int, work: Callable[[], object]) -> float:
 
 
 READERS: dict[str, Callable[[Path], None]] = {
-    "npy.gz": read_npy_gz,
+    "npy.gz": partial(read_npy_gz, zlib),
     "npy": read_npy,
     "jsonl": read_jsonl,
 }
@@ -183,6 +186,12 @@ def measure(paths: dict[str, Path], total: int, repeats: int, counter_bytes: int
             "import_to_read": round(import_s / read_s, 2),
             "counter_to_import": round(counter_s / import_s, 1),
         }
+        if kind == "npy.gz":
+            isal_s = best(repeats, partial(read_npy_gz, isal_zlib, path))
+            out[kind] |= {
+                "isal_read_s": round(isal_s, 3),
+                "import_to_isal_read": round(import_s / isal_s, 2),
+            }
     return out
 
 
