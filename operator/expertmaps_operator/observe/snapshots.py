@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rowmap_jobs.formats.names import (
@@ -196,7 +196,9 @@ class Observer:
             settings=self._settings,
             all_maps_readable=len(maps) == len(lists.of(EXPERT_MAP, namespace)),
             children=self._children(lists, namespace, name),
-            mounted=self._mounted(lists, namespace, name, workload, replica_sets, pods),
+            mounted=self._mounted(
+                lists, namespace, name, (workload or {}, *replica_sets), (p.manifest for p in pods)
+            ),
         )
         wanted_patch = self._probe(snapshot)
         if wanted_patch is None:
@@ -213,17 +215,10 @@ class Observer:
         claimant = lists.named(EXPERT_LANE, namespace, lane)
         if claimant is not None and facts.workload_name(claimant) == name:
             return None
-        selector = facts.selector_of(workload)
-        sets = facts.controlled_by(
-            lists.of(REPLICA_SET, namespace, selector), {facts.uid_of(workload)}
-        )
-        pods = facts.controlled_by(
-            lists.of(POD, namespace, selector), {facts.uid_of(item) for item in sets}
-        )
+        sets, pods = _controlled(lists, namespace, workload)
         owned = {facts.uid_of(workload)}
         children = self._children(lists, namespace, lane, owned)
-        asked = tuple(LanePod(pod, None) for pod in pods)
-        mounted = self._mounted(lists, namespace, lane, workload, sets, asked)
+        mounted = self._mounted(lists, namespace, lane, (workload, *sets), pods)
         return Observed(DEPLOYMENT, workload, OrphanSnapshot(workload, lane, children, mounted))
 
     def _children(
@@ -252,22 +247,19 @@ class Observer:
         lists: _Lists,
         namespace: str,
         lane: str,
-        workload: Manifest | None,
-        replica_sets: Iterable[Manifest],
-        pods: Iterable[LanePod],
+        templates: Iterable[Manifest],
+        pods: Iterable[Mapping[str, Any]],
     ) -> frozenset[str]:
+        """Names of the ConfigMaps that templates, running Jobs of the lane or pods name."""
         jobs = [
             item
             for item in lists.of(JOB, namespace)
             if facts.labels_of(item).get(LABEL_LANE) == lane and not facts.finished(item)
         ]
-        named = facts.config_maps_of_template
-        out = set(named(workload or {}))
-        for item in (*replica_sets, *jobs):
-            out |= named(item)
-        for pod in pods:
-            out |= facts.config_maps_of_pod(pod.manifest)
-        return frozenset(out)
+        return frozenset().union(
+            *map(facts.config_maps_of_template, (*templates, *jobs)),
+            *map(facts.config_maps_of_pod, pods),
+        )
 
     def _class(self, lists: _Lists, namespace: str, manifest: Manifest) -> ClassSnapshot:
         name = facts.name_of(manifest)
@@ -291,13 +283,7 @@ class Observer:
     ) -> tuple[tuple[Manifest, ...], tuple[LanePod, ...]]:
         if workload is None or isinstance(lane, Invalid):
             return (), ()
-        selector = facts.selector_of(workload)
-        sets = facts.controlled_by(
-            lists.of(REPLICA_SET, namespace, selector), {facts.uid_of(workload)}
-        )
-        pods = facts.controlled_by(
-            lists.of(POD, namespace, selector), {facts.uid_of(item) for item in sets}
-        )
+        sets, pods = _controlled(lists, namespace, workload)
         port = lane.spec.hook.status_port
         asked = [address for pod in pods if (address := facts.status_address(pod, port))]
         reports = self._ports.read_all(asked)
@@ -324,3 +310,15 @@ class Observer:
             profiles=sum(facts.is_profile(job) and not facts.finished(job) for job in jobs),
             rollouts=sum(facts.is_moving(lane) for lane in lanes),
         )
+
+
+def _controlled(
+    lists: _Lists, namespace: str, workload: Manifest
+) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+    """ReplicaSets and pods of a Deployment."""
+    selector = facts.selector_of(workload)
+    sets = facts.controlled_by(lists.of(REPLICA_SET, namespace, selector), {facts.uid_of(workload)})
+    pods = facts.controlled_by(
+        lists.of(POD, namespace, selector), {facts.uid_of(item) for item in sets}
+    )
+    return sets, pods
