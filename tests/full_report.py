@@ -21,6 +21,7 @@ REPORTS = ROOT / "tests/reports"
 BENCHES = (
     ("bench_placement",),
     ("bench_evaluation",),
+    ("bench_report",),
     ("bench_import", "--bytes", "1000000000"),
     ("simulate",),
     ("bench_counting",),

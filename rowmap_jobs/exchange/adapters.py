@@ -292,6 +292,12 @@ def read_trtllm_statistics(path: Path, known: Known) -> Counts:
     return trtllm.read_statistics(path, path.name, known.skip)
 
 
+def write_trtllm_statistics(path: Path, data: Export) -> None:
+    from . import trtllm
+
+    trtllm.write_statistics(_counts(path, data), path)
+
+
 # llama.cpp and BigMoeOnEdge
 
 
@@ -376,3 +382,9 @@ def read_route_trace(path: Path, known: Known) -> Counts:
     from . import routetrace
 
     return routetrace.read(path, path.name)
+
+
+def write_route_trace(path: Path, data: Export) -> None:
+    from . import routetrace
+
+    routetrace.write(_counts(path, data), path, _hidden(path, data))

@@ -4,6 +4,10 @@ tools/imatrix/imatrix.cpp, save_imatrix: metadata `general.type` = imatrix, and 
 `<name>.in_sum2` and `<name>.counts`, F32 [1, experts] for `blk.N.ffn_*_exps.weight`: how often
 each expert was selected in the chunks of the calibration text (prompt processing alone). An F32
 holds integers exactly to 16,777,216 only.
+
+Read and never written: llama.cpp refuses a file whose counts have no `in_sum2` beside them, and
+llama-quantize divides whatever stands there by the counts and quantises by it. A census has no
+activations; a file with zeros or ones in their place would pass for a calibration.
 """
 
 from __future__ import annotations

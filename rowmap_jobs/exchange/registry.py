@@ -5,14 +5,13 @@ A file is never guessed: where its first bytes fit two formats, both are named a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ..formats.base import FormatError
-from . import adapters, sniff
+from . import adapters, recognise, sniff
 from .adapters import Export, Known
 from .base import Counts, Ranking
 from .sniff import Look
@@ -37,105 +36,13 @@ class Format:
     holds: Holds = "counts"
     loses: tuple[str, ...] = ()
     """What of a census a file of it has no place for."""
+    made_up: str = ""
+    """What a written file says beyond the counts that nobody recorded."""
+    only_read: str = ""
+    """Why none is written, and what to write instead."""
 
 
-def _members(*names: str) -> Callable[[Look], bool]:
-    """A .npz with one of these arrays."""
-    return lambda seen: not seen.is_folder and any(f"{name}.npy" in seen.names for name in names)
-
-
-def _json(*keys: str) -> Callable[[Look], bool]:
-    """A JSON object with one of these keys, not JSON lines of many objects."""
-    return lambda seen: bool(set(keys) & set(seen.keys)) and not _is_records(seen)
-
-
-def _is_records(seen: Look) -> bool:
-    return seen.is_lines and bool({"expert_ids", "experts"} & set(_first_keys(seen)))
-
-
-def _first_keys(seen: Look) -> tuple[str, ...]:
-    return seen.keys if seen.is_lines else ()
-
-
-def _is_b12x(seen: Look) -> bool:
-    return _is_records(seen) and "expert_ids" in seen.keys
-
-
-def _is_plain(seen: Look) -> bool:
-    return _is_records(seen) and "experts" in seen.keys and "layer" in seen.keys
-
-
-def _is_routed(seen: Look) -> bool:
-    """An .npy, a .npz or folder of arrays that no other format claims, or lines of responses."""
-    if seen.is_folder:
-        return any(name.endswith((".npy", ".npy.gz", ".npz")) for name in seen.names)
-    if seen.names:
-        arrays = all(name.endswith(".npy") for name in seen.names)
-        taken = any(_npz(seen) for _npz in (_RECIPE, _EXLLAMA_NPZ, _OURS))
-        return arrays and not taken
-    if seen.head[:6] == b"\x93NUMPY":
-        return True
-    return seen.first_line.startswith("{") and '"routed_experts"' in seen.text
-
-
-_RECIPE = _members("cnt_dec", "cnt_pre")
-_EXLLAMA_NPZ = _members("counts_decode", "counts_prefill", "counts")
-_OURS = _members("header")
-
-
-def _is_exllama_npz(seen: Look) -> bool:
-    return _EXLLAMA_NPZ(seen) and not _OURS(seen) and not _RECIPE(seen)
-
-
-def _is_exllama(seen: Look) -> bool:
-    return bool({"ranking", "counts", "census"} & set(seen.tensors))
-
-
-def _sglang(*words: str) -> Callable[[Look], bool]:
-    found = _json(*words)
-    return lambda seen: found(seen) or sniff.has_pickled(seen, *words)
-
-
-def _is_trtllm_folder(seen: Look) -> bool:
-    ranks = any(re.fullmatch(r"rank\d+\.safetensors", name) for name in seen.names)
-    return seen.is_folder and ranks and "meta_info.json" in seen.names
-
-
-def _is_trtllm(seen: Look) -> bool:
-    return re.search(r"(?m)^initial_global_assignments\s*:", seen.text) is not None
-
-
-def _is_recipe_map(seen: Look) -> bool:
-    """`{"layers": {...}}` or the layers at once; our own maps have a fingerprint beside them."""
-    start = r'\s*\{\s*(?:"layers"\s*:\s*\{\s*)?"\d+"\s*:\s*\{\s*"(?:hot|cold)"'
-    return re.match(start, seen.text) is not None and "fingerprint" not in seen.keys
-
-
-def _is_trace(seen: Look) -> bool:
-    return sniff.integer_rows(seen) == 2
-
-
-def _is_pin(seen: Look) -> bool:
-    columns = sniff.integer_rows(seen)
-    # A profile has every expert once, a trace every selection.
-    return columns == 3 or (columns == 2 and not sniff.repeats(seen))
-
-
-def _is_overrides(seen: Look) -> bool:
-    return (
-        re.match(r"\s*(?:\S*exps\S*=[A-Za-z]|--n-cpu-moe[ =]\d|-ncmoe[ =]\d)", seen.text)
-        is not None
-    )
-
-
-def _is_imatrix(seen: Look) -> bool:
-    return (
-        seen.head[:4] == b"GGUF" and b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix" in seen.head
-    )
-
-
-def _is_route_trace(seen: Look) -> bool:
-    return seen.text.startswith("# route_trace v")
+_DEALT = "which experts share a row, and the order of the rows, are made up"
 
 
 FORMATS: dict[str, Format] = {
@@ -145,7 +52,7 @@ FORMATS: dict[str, Format] = {
             "recipe",
             "counts that the public reference hook dumps",
             "counts-20260917.npz: cnt_dec, cnt_pre int64[L,E], names[L]",
-            _RECIPE,
+            recognise.is_recipe,
             adapters.read_recipe,
             adapters.write_recipe,
             loses=("transcripts",),
@@ -154,7 +61,7 @@ FORMATS: dict[str, Format] = {
             "recipe-map",
             "row map of the public reference hook",
             '{"layers": {"0": {"hot": [3, 1], "cold": [0, 2]}}}',
-            _is_recipe_map,
+            recognise.is_recipe_map,
             adapters.read_recipe_map,
             adapters.write_recipe_map,
             holds="map",
@@ -163,10 +70,11 @@ FORMATS: dict[str, Format] = {
             "vllm-routed-experts",
             "arrays of vLLM's --enable-return-routed-experts, a folder or lines of responses",
             "x.npy uint8[tokens - 1, layers, k] beside x.json with prompt_tokens",
-            _is_routed,
+            recognise.is_routed,
             adapters.read_routed,
             adapters.write_routed,
             loses=("sessions",),
+            made_up=_DEALT,
         ),
         Format(
             "vllm-expert-to-ep-rank",
@@ -186,7 +94,7 @@ FORMATS: dict[str, Format] = {
             "vllm-ascend",
             "expert map of vllm-ascend",
             '{"moe_layer_count": 1, "layer_list": [{"layer_id": 0, "device_count": 2, ...}]}',
-            _json("moe_layer_count", "layer_list"),
+            recognise.with_keys("moe_layer_count", "layer_list"),
             adapters.read_ascend,
             adapters.write_ascend,
             holds="slots",
@@ -195,7 +103,7 @@ FORMATS: dict[str, Format] = {
             "sglang-counts",
             "logical_count of SGLang or a dump of its recorder, .pt or .json",
             '{"logical_count": [[5, 0, 3], [1, 4, 3]]}',
-            _sglang("logical_count", "records"),
+            recognise.of_sglang("logical_count", "records"),
             adapters.read_sglang,
             adapters.write_sglang_counts,
             loses=("prefill", "transcripts"),
@@ -204,7 +112,7 @@ FORMATS: dict[str, Format] = {
             "sglang-map",
             "physical_to_logical_map of SGLang, .pt or .json",
             '{"physical_to_logical_map": [[0, 1, 2, 3, 1, 0]]}',
-            _sglang("physical_to_logical_map"),
+            recognise.of_sglang("physical_to_logical_map"),
             adapters.read_sglang,
             adapters.write_sglang_map,
             holds="slots",
@@ -213,7 +121,7 @@ FORMATS: dict[str, Format] = {
             "trtllm",
             "load balancer configuration of TensorRT-LLM",
             "num_slots: 4, initial_global_assignments: {3: [1, 0, 2, 1]} in YAML",
-            _is_trtllm,
+            recognise.is_trtllm,
             adapters.read_trtllm,
             adapters.write_trtllm,
             holds="slots",
@@ -222,14 +130,16 @@ FORMATS: dict[str, Format] = {
             "trtllm-statistics",
             "folder of TensorRT-LLM's expert statistics",
             'meta_info.json and rank0.safetensors with "100_3": int64[E]',
-            _is_trtllm_folder,
+            recognise.is_trtllm_folder,
             adapters.read_trtllm_statistics,
+            adapters.write_trtllm_statistics,
+            loses=("prefill", "transcripts"),
         ),
         Format(
             "llamacpp-trace",
             "selections of llama.cpp's moe-trace, one a line",
             "3,17",
-            _is_trace,
+            recognise.is_trace,
             adapters.read_trace,
             adapters.write_trace,
             loses=("prefill", "transcripts"),
@@ -238,7 +148,7 @@ FORMATS: dict[str, Format] = {
             "llamacpp-pin",
             "pin profile of llama.cpp, hottest first over all layers",
             "3,17,923",
-            _is_pin,
+            recognise.is_pin,
             adapters.read_pin,
             adapters.write_pin,
             holds="counts or map",
@@ -248,7 +158,7 @@ FORMATS: dict[str, Format] = {
             "llamacpp-overrides",
             "-ot or --n-cpu-moe of llama.cpp: whole layers only",
             r"blk\.(3|4)\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU",
-            _is_overrides,
+            recognise.is_overrides,
             adapters.read_overrides,
             adapters.write_overrides,
             holds="map",
@@ -264,14 +174,16 @@ FORMATS: dict[str, Format] = {
             "imatrix",
             "importance matrix of llama.cpp in GGUF: counts of prompt processing",
             "imatrix.gguf: blk.3.ffn_up_exps.weight.counts",
-            _is_imatrix,
+            recognise.is_imatrix,
             adapters.read_imatrix,
+            only_read="a census has no squared activations (in_sum2), and llama-quantize would "
+            "take made-up ones for a calibration; write llamacpp-pin for llama.cpp",
         ),
         Format(
             "exllamav3-npz",
             "counts by prompt of exllamav3, with a .meta.json beside it",
             "wiki.npz: counts_decode int64[prompts,L,E]",
-            _is_exllama_npz,
+            recognise.is_exllama_npz,
             adapters.read_exllama_npz,
             adapters.write_exllama_npz,
             loses=("sessions",),
@@ -280,7 +192,7 @@ FORMATS: dict[str, Format] = {
             "exllamav3",
             "placement profile of exllamav3, .exl3moe or .safetensors",
             "wiki.exl3moe: ranking int32[L,E], counts int64[L,E], census",
-            _is_exllama,
+            recognise.is_exllama,
             adapters.read_exllama,
             adapters.write_exllama,
             loses=("prefill", "sessions"),
@@ -298,26 +210,32 @@ FORMATS: dict[str, Format] = {
             "b12x",
             "trace of b12x, one call a line",
             '{"layer": "layer.7", "phase": "decode", "expert_ids": [17, 3, 17, -1]}',
-            _is_b12x,
+            recognise.is_b12x,
             adapters.read_records,
             adapters.write_b12x,
             loses=("transcripts",),
+            made_up=_DEALT,
         ),
         Format(
             "jsonl",
             "plain routing, one row or several of one layer a line",
             '{"layer": 3, "experts": [17, 3]}',
-            _is_plain,
+            recognise.is_plain,
             adapters.read_records,
             adapters.write_records,
             loses=("sessions",),
+            made_up=_DEALT,
         ),
         Format(
             "route-trace",
             "route trace of BigMoeOnEdge",
             "# route_trace v1",
-            _is_route_trace,
+            recognise.is_route_trace,
             adapters.read_route_trace,
+            adapters.write_route_trace,
+            loses=("sessions",),
+            made_up="which experts share a step, and the order of the steps, are made up; "
+            "weight, residency and bytes are left out, so no cache can be sized by it",
         ),
     )
 }
@@ -380,11 +298,15 @@ def read(path: Path, name: str | None = None, known: Known | None = None) -> Cou
 
 
 def write(path: Path, name: str, data: Export) -> None:
-    """Write what a format can hold; the file is whole or not there. Raises FormatError."""
-    writer = _entry(name, path).write
-    if writer is None:
-        raise FormatError(path.name, "format", f"{name}, which is only read", str(writable()))
-    writer(path, data)
+    """Write what a format can hold; the file is whole or not there, a folder must be there.
+
+    Raises FormatError.
+    """
+    entry = _entry(name, path)
+    if entry.write is None:
+        expected = f"a format that is written: {entry.only_read}"
+        raise FormatError(path.name, "format", f"{name}, which is only read", expected)
+    entry.write(path, data)
 
 
 def _entry(name: str, path: Path) -> Format:

@@ -2,9 +2,9 @@
 
 `# route_trace v1`, `# model=... n_layer= n_expert= n_expert_used=`, a line of column names, then a
 row for every selection: turn, phase (0 prefill, 1 decode), step (context position), layer, slot,
-expert, weight, residency, expert_bytes[, dropped]. Columns go by their names. A turn is one
-generation and becomes one sequence. The last layer routes only the last token of a prompt, so its
-prefill rows are fewer than those of the others.
+expert, weight, residency, expert_bytes[, dropped]. Columns go by their names, and a reader may not
+count on those behind `expert`. A turn is one generation and becomes one sequence. The last layer
+routes only the last token of a prompt, so its prefill rows are fewer than those of the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from ..formats.base import FormatError
-from .base import I64, Counts
-from .streams import unpacked
+from .base import I64, Counts, Layout
+from .streams import replacing, unpacked
+from .synthetic import deal, rows_and_top_k
 from .tables import MAX_CELLS, MAX_EXPERTS, make_counts
 
 MAGIC = b"# route_trace v"
@@ -26,6 +27,7 @@ MAX_ROWS = 1 << 23
 MAX_TURNS = 1 << 12
 MAX_LINE = 4096
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
+_MADE_UP = "made from counts: which experts share a step, their slots and the order are made up"
 _INTEGER = re.compile(rb"-?[0-9]{1,10}")
 
 
@@ -161,3 +163,52 @@ def _counts(table: I64, experts: int, top_k: int, source: str) -> Counts:
         per_sequence=True,
         notes=[*notes, "selections that cache-aware dropping discarded are counted as chosen"],
     )
+
+
+def write(counts: Counts, path: Path, hidden_layers: int) -> None:
+    """A trace with these counts, a turn for each sequence; which experts share a step is made up.
+
+    Counts, rows and phases are held, names are not. weight, residency and expert_bytes were never
+    measured and are left out: a reader by column names (so the format wants it) gets the counts,
+    and scripts that size a cache by the order of steps pass such rows over. Raises FormatError:
+    no rows or top-k, layers that differ in either or in experts, more than `read` takes.
+    """
+    source = str(path)
+    rows, each = rows_and_top_k(counts, source)
+    layout = counts.layout
+    for place, values in (("experts", layout.experts), ("top-k", each)):
+        if len(set(values)) != 1:
+            raise FormatError(source, place, sorted(set(values)), "one number for all layers")
+    _check_size(counts, rows, each[0], source)
+    facts = f"n_layer={hidden_layers} n_expert={layout.experts[0]} n_expert_used={each[0]}"
+    with replacing(path) as out:
+        out.write(MAGIC + f"1\n# model=? arch=? {facts}\n# {_MADE_UP}\n".encode())
+        out.write(",".join(_NEEDED).encode() + b"\n")
+        for turn, (before, after) in enumerate(rows.tolist()):
+            if counts.prefill is not None:
+                out.writelines(_steps(counts.layout, counts.prefill[turn], turn, 0, 0, before))
+            out.writelines(_steps(counts.layout, counts.decode[turn], turn, 1, before, after))
+
+
+def _check_size(counts: Counts, rows: I64, top_k: int, source: str) -> None:
+    empty = np.flatnonzero(rows.sum(axis=1) == 0)
+    if empty.size:
+        raise FormatError(source, f"sequence {int(empty[0])}", "no rows", "one row at least")
+    selections = int(rows.sum()) * top_k * len(counts.layout.layer_ids)
+    turns = len(rows)
+    if selections > MAX_ROWS or turns > MAX_TURNS or counts.decode.size > MAX_CELLS:
+        found = f"{selections} selections in {turns} sequences"
+        raise FormatError(source, "rows", found, f"at most {MAX_ROWS} in {MAX_TURNS}: a line each")
+
+
+def _steps(
+    layout: Layout, table: I64, turn: int, phase: int, first: int, rows: int
+) -> Iterator[bytes]:
+    """The lines of one turn and phase, step by step, from context position `first`."""
+    k = (layout.top_k or (1,))[0]
+    layers = layout.layer_ids
+    dealt = [deal(table[at], rows, k, layer) for at, layer in enumerate(layers)]
+    places = [f",{layer},{slot}," for layer in layers for slot in range(k)]
+    for step, ids in enumerate(np.concatenate(dealt, axis=1), first):
+        cells = zip(places, ids.tolist(), strict=True)
+        yield "".join(f"{turn},{phase},{step}{place}{expert}\n" for place, expert in cells).encode()

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..formats.base import FormatError, load_json
+from ..formats.base import FormatError, canonical_json, load_json
 from . import safe_yaml, safetensors_data
 from .base import I64, Counts, Ranking
 from .files import list_folder, read_file
 from .slots import check_slots, to_ranking
+from .streams import replacing
 from .tables import MAX_CELLS, MAX_EXPERTS, MAX_LAYERS, make_counts, require_layers, widened
 
 MAX_RANKS = 4096
@@ -112,6 +113,33 @@ def read_statistics(folder: Path, source: str, skip: Collection[int] = ()) -> Co
             if len(total) * experts > MAX_CELLS:
                 raise FormatError(source, "statistics", "too many iterations", "fewer")
     return _sum(total, experts, top_k, len(ranks), source, skip)
+
+
+def write_statistics(counts: Counts, folder: Path) -> None:
+    """The decode sums of all sequences, as one iteration of one rank; the folder must be there.
+
+    Raises FormatError for what `read_statistics` would refuse: layers that differ in experts,
+    top-k or rows, counts without top-k or without decode, a placeholder.
+    """
+    experts = _only(counts.layout.experts, "experts")
+    top_k = _only(counts.layout.top_k or (), "top-k")
+    sums = counts.decode.sum(axis=0)[:, :experts]
+    rows = dict(zip(counts.layout.layer_ids, sums, strict=True))
+    _sum({(0, layer): row for layer, row in rows.items()}, experts, top_k, 1, "counts", ())
+    meta = {"num_experts": experts, "num_experts_per_token": top_k}
+    arrays = {f"0_{layer}": row for layer, row in rows.items()}
+    with replacing(folder / "meta_info.json") as out:
+        out.write(canonical_json(meta))
+    with replacing(folder / "rank0.safetensors") as out:
+        out.write(safetensors_data.to_bytes(arrays, {}))
+
+
+def _only(values: Sequence[int], place: str) -> int:
+    if len(set(values)) != 1:
+        raise FormatError(
+            "counts", place, sorted(set(values)) or "none", "one number for all layers"
+        )
+    return values[0]
 
 
 def _meta(files: Mapping[str, Path], source: str) -> tuple[int, int]:

@@ -425,9 +425,7 @@ def test_formats_are_listed(made: Path) -> None:
     assert [line.split()[0] for line in examples.splitlines()[1:]] == names
     assert "x.npy uint8[tokens - 1, layers, k] beside x.json with prompt_tokens" in examples
     entries = [json.loads(line) for line in good("formats", "--json").out.splitlines()]
-    assert {entry["name"] for entry in entries if not entry["writes"]} == {
-        *("trtllm-statistics", "imatrix", "route-trace")
-    }
+    assert [entry["name"] for entry in entries if not entry["writes"]] == ["imatrix"]
 
 
 def test_a_merge_of_two_classes_names_both_files(made: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from tests.models.test_gguf import VALUES, experts
 
 COUNTS = (
     *("recipe", "sglang-counts", "llamacpp-trace", "llamacpp-pin", "exllamav3-npz", "exllamav3"),
-    *("exllamav3-json", "b12x", "jsonl"),
+    *("exllamav3-json", "b12x", "jsonl", "trtllm-statistics", "route-trace"),
 )
-BY_SEQUENCE = ("exllamav3-npz", "exllamav3", "jsonl")
+BY_SEQUENCE = ("exllamav3-npz", "exllamav3", "jsonl", "route-trace")
 SLOTS = ("vllm-ascend", "sglang-map", "trtllm")
 ONLY_WRITTEN = ("vllm-expert-to-ep-rank", "vllm-expert-map", "llamacpp-n-cpu-moe")
 WHOLE_LAYERS = ("llamacpp-overrides", "llamacpp-n-cpu-moe")
@@ -147,10 +147,12 @@ def test_what_a_format_has_no_place_for_is_said(form: str, tmp_path: Path) -> No
     }
     assert noted.count("\n") == 1
     assert {name for name in lost if lost[name]} == {name for name in lost if name in noted}
+    rows_of_ids = form in ("b12x", "jsonl", "route-trace", "vllm-routed-experts")
+    assert ("are made up" in noted) == rows_of_ids
 
 
 def test_a_writer_names_the_input_and_no_file_of_its_own(tmp_path: Path) -> None:
-    for form in ("recipe", "exllamav3-npz", "sglang-counts"):
+    for form in ("recipe", "exllamav3-npz", "sglang-counts", "trtllm-statistics", "route-trace"):
         uneven = tmp_path / "uneven.npz"
         uneven.write_bytes(census.to_bytes(uneven_census()))
         ran = rowmap("export", form, uneven, "-o", tmp_path / "out")

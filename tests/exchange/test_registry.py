@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmap_jobs.exchange import convert, registry, safetensors_data, slots
+from rowmap_jobs.cli.commands.export import FOLDERS
+from rowmap_jobs.exchange import convert, registry, slots
 from rowmap_jobs.exchange.adapters import Export, Known
 from rowmap_jobs.exchange.base import Counts, Layout, Ranking
 from rowmap_jobs.exchange.files import HEAD_BYTES
@@ -22,7 +22,6 @@ from rowmap_jobs.formats import census
 from rowmap_jobs.formats.rowmap import Geometry, build
 from tests.exchange.made import line_of, passes_or_refuses
 from tests.exchange.test_imatrix import GOOD, gguf, moe
-from tests.exchange.test_routetrace import CELLS, trace
 from tests.exchange.torch_bytes import genuine
 from tests.formats import samples
 
@@ -53,7 +52,7 @@ WHOLE_LAYERS = {"llamacpp-overrides", "llamacpp-n-cpu-moe"}
 
 def written(name: str, folder: Path) -> Path:
     path = folder / "file"
-    if name == "vllm-routed-experts":
+    if name in FOLDERS:
         path.mkdir()
     if name == "vllm-expert-to-ep-rank":
         data = Export(slots={0: [0, 1, 2, 3], 2: [1, 0, 3, 2]}, ranks=2)
@@ -89,33 +88,13 @@ def test_formats_that_are_only_written(name: str, tmp_path: Path) -> None:
     assert "only written" in line_of(lambda: registry.read(path, name))
 
 
-READ_ONLY: dict[str, Callable[[Path], Path]] = {}
+def imatrix(folder: Path) -> Path:
+    path = folder / "file"
+    path.write_bytes(gguf(moe(GOOD)))
+    return path
 
 
-def saved(name: str) -> Callable[[Callable[[], bytes]], None]:
-    def register(make: Callable[[], bytes]) -> None:
-        def save(folder: Path) -> Path:
-            path = folder / "file"
-            path.write_bytes(make())
-            return path
-
-        READ_ONLY[name] = save
-
-    return register
-
-
-saved("imatrix")(lambda: gguf(moe(GOOD)))
-saved("route-trace")(lambda: trace(CELLS))
-
-
-def statistics(folder: Path) -> Path:
-    (folder / "meta_info.json").write_text('{"num_experts": 3, "num_experts_per_token": 2}')
-    arrays = {"100_3": np.array([3, 1, 2]), "100_5": np.array([2, 2, 2])}
-    (folder / "rank0.safetensors").write_bytes(safetensors_data.to_bytes(arrays, {}))
-    return folder
-
-
-READ_ONLY["trtllm-statistics"] = statistics
+READ_ONLY = {"imatrix": imatrix}
 
 
 def test_every_format_is_tested() -> None:
@@ -127,7 +106,8 @@ def test_formats_that_are_only_read(name: str, tmp_path: Path) -> None:
     path = READ_ONLY[name](tmp_path)
     assert registry.detect(path) == name
     assert isinstance(registry.read(path), Counts)
-    assert "only read" in line_of(lambda: registry.write(tmp_path / "new", name, export()))
+    line = line_of(lambda: registry.write(tmp_path / "new", name, export()))
+    assert "only read" in line and registry.FORMATS[name].only_read in line
 
 
 @pytest.mark.parametrize(
@@ -264,6 +244,7 @@ def test_every_format_says_what_it_is() -> None:
         assert entry.name == name and entry.line and entry.example and "\n" not in entry.example
         assert (entry.read is None) == (entry.sniff is None)
         assert entry.read or entry.write
+        assert (entry.write is None) == bool(entry.only_read)
 
 
 HEADS = (b"", b"PK\x03\x04", b"\x1f\x8b", b"GGUF", b"\x93NUMPY", b'{"', b"\x80\x02", b"3,1\n")

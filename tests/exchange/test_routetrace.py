@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmap_jobs.exchange import routetrace
+from rowmap_jobs.exchange.base import Counts, Layout
 from tests.exchange.made import line_of, passes_or_refuses
+from tests.exchange.routings import routings, same
 
 HEAD = """# route_trace v1
 # model=/m/qwen3-n_expert=9.gguf arch=qwen3moe n_layer=6 n_expert=4 n_expert_used=2
@@ -139,3 +143,89 @@ def test_random_bytes_never_pass(raw: bytes, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("trace") / "x.csv"
     path.write_bytes(raw)
     line_of(lambda: routetrace.read(path, "x"))
+
+
+@given(made=routings())
+def test_a_trace_that_is_written_is_counted_the_same(
+    made: Counts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "x.csv"
+    routetrace.write(made, path, 61)
+    again = passes_or_refuses(lambda: routetrace.read(path, "x"))
+    if again is None:
+        # One expert a layer has it all: that is what a placeholder looks like.
+        both = made.decode.sum(axis=0) + (0 if made.prefill is None else made.prefill.sum(axis=0))
+        assert (both.max(axis=1) == both.sum(axis=1)).all()
+        return
+    assert same(again, made, but=["names"])
+    assert again.names == tuple(f"turn {t}" for t in range(len(made.names)))
+
+
+TWO = Counts(
+    Layout((1, 5), (3, 3), (2, 2)),
+    np.array([[[1, 2, 1], [2, 1, 1]]]),
+    np.array([[[1, 1, 0], [0, 1, 1]]]),
+    np.array([[1, 2]]),
+    ("a",),
+    per_sequence=True,
+)
+
+
+def test_a_trace_of_counts_says_so_and_invents_no_measurement(path: Path) -> None:
+    routetrace.write(TWO, path, 7)
+    magic, facts, made_up, names, *rows = path.read_text().splitlines()
+    assert magic == "# route_trace v1"
+    assert facts == "# model=? arch=? n_layer=7 n_expert=3 n_expert_used=2"
+    assert made_up.startswith("# made from counts") and "are made up" in made_up
+    assert names == "turn,phase,step,layer,slot,expert"
+    # Position by position through prompt and answer, each layer's two slots in turn.
+    places = [row.rsplit(",", 1)[0] for row in rows]
+    assert places == [
+        f"0,{int(step > 0)},{step},{layer},{slot}"
+        for step in range(3)
+        for layer in (1, 5)
+        for slot in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (replace(TWO, rows=None), "rows: found none"),
+        (replace(TWO, layout=Layout((1, 5), (3, 3), None)), "top-k: found none"),
+        (replace(TWO, rows=np.array([[1, 3]])), "decode[0,layer 1]: found 4 selections"),
+        (
+            replace(TWO, layout=Layout((1, 5), (3, 4), (2, 2))),
+            "experts: found [3, 4], expected one",
+        ),
+        (
+            replace(
+                TWO,
+                layout=Layout((1, 5), (3, 3), (1, 2)),
+                decode=np.array([[[0, 2, 0], [2, 1, 1]]]),
+                prefill=np.array([[[1, 0, 0], [0, 1, 1]]]),
+            ),
+            "top-k: found [1, 2], expected one number for all layers",
+        ),
+        (
+            replace(TWO, decode=TWO.decode * 0, prefill=TWO.decode * 0, rows=np.array([[0, 0]])),
+            "sequence 0: found no rows",
+        ),
+    ],
+)
+def test_counts_that_no_trace_can_have_are_not_written(
+    counts: Counts, said: str, path: Path
+) -> None:
+    assert said in line_of(lambda: routetrace.write(counts, path, 6))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_ROWS", 11), ("MAX_TURNS", 0), ("MAX_CELLS", 5)])
+def test_no_trace_is_written_that_is_too_long_to_be_read(
+    name: str, most: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routetrace.write(TWO, path, 6)
+    path.unlink()
+    monkeypatch.setattr(routetrace, name, most)
+    line = line_of(lambda: routetrace.write(TWO, path, 6))
+    assert "found 12 selections in 1 sequences" in line and not path.exists()

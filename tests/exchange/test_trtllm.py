@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmap_jobs.exchange import safe_yaml, safetensors_data, trtllm
+from rowmap_jobs.exchange.base import Counts, Layout
 from tests.exchange.made import line_of, passes_or_refuses, placements
+from tests.exchange.routings import routings, same, summed
 
 GOOD = """initial_global_assignments:
   3: [1, 0, 2, 1]
@@ -206,3 +209,63 @@ def test_a_layer_with_other_rows_can_be_skipped_by_name(tmp_path: Path) -> None:
     assert "layer 61" in line_of(lambda: trtllm.read_statistics(where, "stats"))
     counts = trtllm.read_statistics(where, "stats", skip=(61,))
     assert counts.layout.layer_ids == (3,)
+
+
+@given(made=routings())
+def test_statistics_that_are_written_are_counted_the_same(
+    made: Counts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    where = tmp_path_factory.mktemp("stats")
+    alone = made.decode.sum(axis=0).max(axis=1) == made.decode.sum(axis=(0, 2))
+    if passes_or_refuses(lambda: trtllm.write_statistics(made, where) or True) is None:
+        # One expert a layer has it all: that is what a placeholder looks like.
+        assert alone.all() and not list(where.iterdir())
+        return
+    assert sorted(path.name for path in where.iterdir()) == ["meta_info.json", "rank0.safetensors"]
+    again = trtllm.read_statistics(where, "stats")
+    decode = replace(summed(made), prefill=None)
+    assert again.rows is not None and decode.rows is not None
+    assert again.rows.tolist() == [[0, int(decode.rows[0, 1])]]
+    assert same(again, decode, but=["names", "rows"])
+
+
+def test_statistics_have_the_keys_and_types_of_the_recorder(tmp_path: Path) -> None:
+    trtllm.write_statistics(decoded([[4, 2, 2], [2, 3, 3]]), tmp_path)
+    meta = json.loads((tmp_path / "meta_info.json").read_text())
+    assert meta == {"num_experts": 3, "num_experts_per_token": 2}
+    arrays = safetensors_data.read(tmp_path / "rank0.safetensors", "x").arrays
+    assert {key: row.tolist() for key, row in arrays.items()} == {
+        "0_3": [4, 2, 2],
+        "0_5": [2, 3, 3],
+    }
+    assert {row.dtype.str for row in arrays.values()} == {"<i8"}
+
+
+def decoded(table: list[list[int]], top_k: tuple[int, ...] | None = (2, 2)) -> Counts:
+    """Decode counts of layers 3 and 5, one row of the table each."""
+    decode = np.array([table], dtype=np.int64)
+    layout = Layout((3, 5), (len(table[0]),) * 2, top_k)
+    return Counts(layout, decode, None, None, ("0",), False)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (decoded([[4, 2, 2], [2, 3, 3]], None), "top-k: found none"),
+        (decoded([[4, 2, 2], [2, 3, 3]], (2, 1)), "top-k: found [1, 2], expected one number"),
+        (
+            replace(decoded([[4, 2, 2], [2, 3, 3]]), layout=Layout((3, 5), (3, 2), (2, 2))),
+            "experts: found [2, 3], expected one number",
+        ),
+        (decoded([[4, 2, 2], [2, 2, 2]]), "layer 5: found 6 selections, expected 8"),
+        (decoded([[1, 1, 1], [1, 1, 1]]), "layer 3: found 3 selections"),
+        (decoded([[5, 2, 1], [2, 3, 3]]), "layer 3: found 8 selections, 5 on one"),
+        (decoded([[0, 0, 0], [0, 0, 0]]), "no selection in any layer"),
+        (decoded([[8, 0, 0], [8, 0, 0]]), "this is a placeholder"),
+    ],
+)
+def test_what_statistics_cannot_say_is_not_written(
+    counts: Counts, said: str, tmp_path: Path
+) -> None:
+    assert said in line_of(lambda: trtllm.write_statistics(counts, tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -14,14 +14,15 @@ if typing.TYPE_CHECKING:
     from ...exchange.adapters import Export
     from ...exchange.registry import Format
 
-FOLDERS = ("vllm-routed-experts",)
+FOLDERS = ("vllm-routed-experts", "trtllm-statistics")
 """Formats that are folders of files."""
 
 TEXT = """\
 Write a census or a row map in a format of rowmap formats. Formats with slots
 (SGLang, TensorRT-LLM, vllm-ascend, vLLM's proposals) place the experts of a
 census over --ranks by its decode load; --slots beyond the experts hold
-replicas. A note says what of a census a format has no place for."""
+replicas. A note says what of a census a format has no place for, and what a
+format of single rows makes up."""
 
 USAGE = "FORMAT INPUT -o FILE [--ranks N] [options]"
 
@@ -53,13 +54,15 @@ def run(args: Namespace, console: Console) -> int:
     from ...exchange import registry
     from .. import output
 
-    if args.format not in registry.writable():
+    entry = registry.FORMATS.get(args.format)
+    if entry is not None and entry.only_read:
+        raise UsageError(f"export: {entry.name} is only read: {entry.only_read}")
+    if entry is None:
         known = ", ".join(registry.writable())
         raise UsageError(f"export: FORMAT: found {args.format!r}, expected one of {known}")
     folder = args.format in FOLDERS
     if not folder:
         output.check_free(args.output, args.force)
-    entry = registry.FORMATS[args.format]
     with console.progress(2) as progress:
         progress.step(f"reading {args.input}")
         data = _export(args, entry)
@@ -67,7 +70,9 @@ def run(args: Namespace, console: Console) -> int:
         with output.staged(args.output, args.force, folder) as path:
             _write(path, args, data)
     if data.counts is not None and data.slots is None and entry.loses:
-        console.note(f"{args.output}: {args.format} has no place for {' and '.join(entry.loses)}")
+        made_up = f"; {entry.made_up}" if entry.made_up else ""
+        lost = " and ".join(entry.loses)
+        console.note(f"{args.output}: {args.format} has no place for {lost}{made_up}")
     console.say(f"{args.output}: {args.format}, {entry.line}")
     return command.OK
 
