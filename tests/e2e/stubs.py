@@ -224,12 +224,12 @@ def until(kube: Kube, wanted: tuple[str, str, str], seconds: float = 180) -> Non
     kube.until(f"lane {LANE} is {wanted}", look, seconds, every=0.5)
 
 
-def pods(kube: Kube) -> dict[str, str]:
+def pods(kube: Kube, workload: str = WORKLOAD) -> dict[str, str]:
     """Map digest in the template of each living pod, by pod name."""
     return {
         pod["metadata"]["name"]: (pod["metadata"].get("annotations") or {}).get(
             "expertmaps.dev/map-digest", ""
         )
-        for pod in kube.list("pods", f"app={WORKLOAD}")
+        for pod in kube.list("pods", f"app={workload}")
         if "deletionTimestamp" not in pod["metadata"]
     }

@@ -10,6 +10,7 @@ import pytest
 
 from tests.demo.kube import Kube, condition
 from tests.e2e import stubs
+from tests.e2e.killing import lose_operator
 
 REPLICAS = stubs.REPLICAS
 SERVING = "True/LaneServing"
@@ -142,20 +143,12 @@ def test_switching_back_leads_out_of_a_stopped_rollout(lane: Kube) -> None:
     stubs.edit(lane, rollback={"enabled": True})
 
 
-def kill_operator(kube: Kube) -> None:
-    """Without a word, as a lost node would."""
-    kube.kubectl(
-        "delete", "pod", "-l", "app.kubernetes.io/component=operator",
-        "--grace-period=0", "--force",
-    )  # fmt: skip
-
-
 def test_an_operator_killed_on_the_way_back_goes_on_where_it_was(lane: Kube) -> None:
     stubs.break_map(lane, "q", "crash")
     with fewest_ready(lane) as ready:
         stubs.switch(lane, "q")
         stubs.until(lane, ("stub-a", "False/RollingBack", "RollingBack"))
-        kill_operator(lane)
+        lose_operator(lane)
         stubs.until(lane, ("stub-a", SERVING, "RolledBack"), 240)
     assert min(ready) >= REPLICAS - 1
     assert set(stubs.pods(lane).values()) == {stubs.digest(lane, "a")}
@@ -167,7 +160,7 @@ def test_an_operator_killed_in_a_rollout_goes_on_where_it_was(lane: Kube) -> Non
     with fewest_ready(lane) as ready:
         stubs.switch(lane, "q")
         stubs.until(lane, ("stub-a", "False/Canary", "Canary"))
-        kill_operator(lane)
+        lose_operator(lane)
         stubs.until(lane, ("stub-q", SERVING, "Verified"), 240)
     assert min(ready) >= REPLICAS - 1
     item = lane.get("lane", stubs.LANE) or {}
