@@ -77,11 +77,14 @@ def job_ended(kube: Kube, name: str) -> bool:
     return any(job["status"].get("succeeded") for job in jobs)
 
 
+ENGINES = ("engine", "vllm")
+"""Names of the engine's container: the stand-in's and the demo's."""
+
 PROFILE: dict[str, Reached] = {
     "written": lambda kube, name: bool(run_of(kube, name)),
     "job": lambda kube, name: bool(kube.list("jobs", f"expertmaps.dev/map={name}")),
     "probing": lambda kube, name: "running" in container(kube, name, "probe"),
-    "booting": lambda kube, name: "running" in container(kube, name, "engine"),
+    "booting": lambda kube, name: any("running" in container(kube, name, it) for it in ENGINES),
     "counting": lambda kube, name: "running" in container(kube, name, "runner"),
     "ended": job_ended,
     "accepted": lambda kube, name: run_of(kube, name).get("outcome") == "Accepted",
