@@ -52,18 +52,20 @@ def generate(llm: Any, entry: dict[str, Any]) -> list[dict[str, Any]]:
         prompts.append(prompt)
         params.append(SamplingParams(**base, extra_args=tags[index]))
     found = llm.generate(prompts, params, use_tqdm=False)
-    return [
-        {
-            "ids": list(item.outputs[0].token_ids),
-            "logprobs": [
-                step[token].logprob
-                for step, token in zip(
-                    item.outputs[0].logprobs or [], item.outputs[0].token_ids, strict=False
-                )
-            ],
-        }
-        for item in found
-    ]
+    return [answer(item) for item in found]
+
+
+def answer(item: Any) -> dict[str, Any]:
+    """Ids and logprobs of the first output, and the experts that vLLM itself returns, if any."""
+    first = item.outputs[0]
+    steps = zip(first.logprobs or [], first.token_ids, strict=False)
+    told = {
+        "ids": list(first.token_ids),
+        "logprobs": [step[token].logprob for step, token in steps],
+    }
+    parts = (getattr(item, "prompt_routed_experts", None), getattr(first, "routed_experts", None))
+    routed = [part.tolist() for part in parts if part is not None]
+    return {**told, "routed": routed} if routed else told
 
 
 def status() -> dict[str, Any] | None:
