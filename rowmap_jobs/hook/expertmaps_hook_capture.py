@@ -170,7 +170,11 @@ class Capture:
         return starts
 
     def _tag(self, new: Any, tracked: positions.Tracked) -> None:
-        if new.sampling_params is None:
+        untagged = "Pooling" if new.sampling_params is None else None
+        if positions.is_beam(new.req_id):
+            untagged = "BeamSearch"
+        if untagged is not None:
+            self._skip(untagged, None)
             return
         try:
             tag = positions.read_tag(new.sampling_params.extra_args, tracked.prompt_len)

@@ -18,6 +18,8 @@ XARG_SEGMENTS = "expertmaps_seg"
 _ID = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 # vLLM names the children of a request with n > 1 `<index>_<request id>`.
 _CHILD = re.compile(r"[0-9]+_")
+# Its beam search is a new request for every beam and token, without the tag of the first one.
+_BEAM = re.compile(r"-beam-[0-9]+(-[0-9a-f]+)?$")
 
 PREFILL, DECODE = 0, 1
 DROPPED = -1
@@ -109,6 +111,11 @@ def _segments(value: object, prompt_len: int, transcript: str) -> tuple[tuple[in
 def is_child(request_id: str) -> bool:
     """Whether a request is one of several samples of the same prompt."""
     return _CHILD.match(request_id) is not None
+
+
+def is_beam(request_id: str) -> bool:
+    """Whether a request is one step of one beam of a beam search."""
+    return _BEAM.search(request_id) is not None
 
 
 def phase_runs(

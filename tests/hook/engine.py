@@ -1,7 +1,7 @@
 """Runs vLLM in this process as a JSON plan says; a script for the engine's Python.
 
-Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc",
-"occupy", "memlock"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
+Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc", "occupy",
+"memlock", "metrics"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
 A generate entry has `texts` or `prompts` (lists of ids), `params` (SamplingParams), `salt` (a
 cache salt for each prompt) and `tags` (extra_args for each prompt); or `forced`, the prefix of
 transcript ids with which the first answers of the first run are fed again as prompts. The result
@@ -111,6 +111,12 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
         for entry in plan.get("generate", [])
     ]
     result["results"] = [generate(llm, entry) for entry in entries]
+    if plan.get("metrics"):
+        result["metrics"] = {
+            item.name: item.value
+            for item in llm.get_metrics()
+            if item.name in plan["metrics"] and hasattr(item, "value")
+        }
     if plan.get("rpc"):
         try:
             result["rpc"] = repr(llm.collective_rpc(plan["rpc"]))

@@ -332,9 +332,16 @@ def test_what_cannot_be_counted_is_skipped_by_name(make: Any, request_: Any, exp
 def test_pooling_and_bad_ids_leave_no_file(make: Any) -> None:
     item = make()
     feed(item, plan(new("p", 4, sampling_params=None), new("q", 2, tag("../t", 0, 1))))
-    assert item.wire()["skipped"] == {"TranscriptIdInvalid": 1}
+    assert item.wire()["skipped"] == {"TranscriptIdInvalid": 1, "Pooling": 1}
     item.writer.close()
     assert list(item.writer.folder.iterdir()) == []
+
+
+def test_every_step_of_a_beam_is_skipped_by_name(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("cmpl-1-0-5f-beam-0", 4), new("cmpl-1-0-5f-beam-1-0a1b2c3d", 4)))
+    feed(item, plan(new("cmpl-2-beam", 4)))
+    assert item.wire()["skipped"] == {"BeamSearch": 2}
 
 
 def test_more_than_the_slots_is_skipped_and_slots_come_back(make: Any) -> None:
