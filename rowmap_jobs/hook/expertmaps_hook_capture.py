@@ -5,7 +5,13 @@ lists the positions that are response ([start, end, start, end, ...], half-open,
 When the prompt is fed whole, `transcripts/<id>.npz` appears with `counts` int64[2, L, E], `rows`
 int64[2], `bad` int64 and `recomputed` int64. A request that cannot be counted leaves
 `transcripts/<id>.skip` with the reason. Without `expertmaps_seg` the request's own output is the
-response, and the file appears when the request ends.
+response, and the file appears when the request ends; with asynchronous scheduling such a request
+may have fed its last token as well, where a stop word ended it.
+
+Reasons: Aborted, Duplicate, Lora, Multimodal, NoSlot, ParallelSampling, PromptEmbeds,
+SegmentsInvalid, Speculation (a live request with drafts), Stopped, StreamingInput, WriteFailed, or
+why counting ended; and, in the status alone, BeamSearch, Pooling and TranscriptIdInvalid, whose
+requests name no transcript.
 """
 
 from __future__ import annotations

@@ -144,6 +144,7 @@ def test_a_forced_transcript_is_written_when_its_prompt_is_fed(make: Any) -> Non
     assert found["counts"].ravel().tolist() == [4, 6]
     assert int(found["bad"]) == 0 and int(found["recomputed"]) == 0
     feed(item, plan(finished=("r",)))
+    item.writer.close()
     assert contract.Counting.from_wire(item.wire(), "counting").to_wire() == {
         "prefillRows": 4, "decodeRows": 6, "recomputedRows": 0, "verifyRows": 0, "missed": 0,
         "transcripts": 1, "skipped": {},
