@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, sys.argv[1])
@@ -19,6 +22,7 @@ import expertmaps_hook_capture as capture
 import expertmaps_hook_env as env
 import expertmaps_hook_model as model
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 
@@ -92,6 +96,37 @@ def refusals() -> dict[str, dict[str, Any]]:
     return found
 
 
+class Monolithic(MoERunner):
+    """A layer whose kernel routes by itself, as vLLM's binding looks at it: no CPU has one."""
+
+    _quant_method = SimpleNamespace(is_monolithic=True, moe_kernel=None)
+    layer_id = 0
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+
+class Unknown(Monolithic):
+    """A layer with a router that is none of vLLM's."""
+
+    _quant_method = SimpleNamespace(is_monolithic=False)
+    router = SimpleNamespace()
+
+
+def captures() -> dict[str, str | None]:
+    """Reasons where vLLM's own binding of its capture finds nothing to bind to."""
+    config = build()
+    models = {
+        "monolithic kernel": torch.nn.Sequential(Monolithic()),
+        "unknown router": torch.nn.Sequential(Unknown()),
+        "no expert layer": torch.nn.Linear(2, 2),
+    }
+    return {
+        name: reason(lambda config, made=made: capture.bind(made, config), config)
+        for name, made in models.items()
+    }
+
+
 def hashes() -> list[str]:
     """vLLM's compile hash in this environment: of the variables, and of the configuration."""
     from vllm.compilation.caching import aot_compile_hash_factors
@@ -105,4 +140,7 @@ def hashes() -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"refusals": refusals, "hashes": hashes}[sys.argv[3]]()))
+    if sys.argv[3] == "hashes":
+        print(json.dumps(hashes()))
+    else:
+        print(json.dumps({"configs": refusals(), "captures": captures()}))

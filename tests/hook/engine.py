@@ -68,6 +68,14 @@ def answer(item: Any) -> dict[str, Any]:
     return {**told, "routed": routed} if routed else told
 
 
+def called(llm: Any, name: str) -> str:
+    """What a method of the workers answers, or how it fails."""
+    try:
+        return repr(llm.collective_rpc(name))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def status() -> dict[str, Any] | None:
     port = os.environ.get("EXPERTMAPS_STATUS_PORT")
     if not port:
@@ -118,10 +126,8 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
             if item.name in plan["metrics"] and hasattr(item, "value")
         }
     if plan.get("rpc"):
-        try:
-            result["rpc"] = repr(llm.collective_rpc(plan["rpc"]))
-        except Exception as error:
-            result["rpc"] = f"{type(error).__name__}: {error}"
+        calls = [plan["rpc"]] if isinstance(plan["rpc"], str) else plan["rpc"]
+        result["rpc"] = "\n".join(called(llm, name) for name in calls)
     time.sleep(0.5)
     if "occupy" in plan:
         time.sleep(1.5)

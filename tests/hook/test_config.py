@@ -72,13 +72,20 @@ STAND_INS = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_configuration_is_refused_by_name(refusals: Any, name: str) -> None:
-    found = refusals[name]
+    found = refusals["configs"][name]
     assert (found["serve"], found["count"]) == REFUSED[name]
 
 
 def test_the_table_is_whole_and_stand_ins_are_named(refusals: Any) -> None:
-    assert set(refusals) == set(REFUSED)
-    assert {name for name, found in refusals.items() if not found["built"]} == STAND_INS
+    assert set(refusals["configs"]) == set(REFUSED)
+    assert {name for name, found in refusals["configs"].items() if not found["built"]} == STAND_INS
+
+
+def test_kernels_without_a_capture_are_refused_by_name(refusals: Any) -> None:
+    """vLLM's own binding says that it has nothing to bind to."""
+    assert refusals["captures"] == dict.fromkeys(
+        ("monolithic kernel", "unknown router", "no expert layer"), "KernelUnsupported"
+    )
 
 
 @pytest.fixture(scope="module")
