@@ -68,6 +68,9 @@ class Counting(Strict):
     prefill_rows: int = Field(ge=0)
     decode_rows: int = Field(ge=0)
     recomputed_rows: int = Field(ge=0)
+    """Rows fed once more: after a preemption, or to rebuild a window after a cache hit."""
+    verify_rows: int = Field(default=0, ge=0)
+    """Rows of drafted tokens, accepted or not; in no transcript."""
     missed: int = Field(ge=0)
     transcripts: int = Field(ge=0)
     skipped: dict[str, int] = Field(default_factory=dict)

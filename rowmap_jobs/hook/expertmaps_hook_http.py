@@ -6,8 +6,8 @@ expertmaps_hot_rows, expertmaps_cold_rows, expertmaps_hot_bytes, expertmaps_cold
 expertmaps_locked_bytes, expertmaps_steps_total, expertmaps_boot_seconds,
 expertmaps_compile_cache_hits, expertmaps_compile_cache_misses, expertmaps_aot_loaded,
 expertmaps_aot_compiled, expertmaps_counted_rows_total, expertmaps_recomputed_rows_total,
-expertmaps_missed_rows_total, expertmaps_transcripts_total, expertmaps_skipped_total,
-expertmaps_major_faults_total.
+expertmaps_verify_rows_total, expertmaps_missed_rows_total, expertmaps_transcripts_total,
+expertmaps_skipped_total, expertmaps_major_faults_total.
 """
 
 from __future__ import annotations
@@ -242,6 +242,7 @@ def _counting_samples(counting: dict[str, Any] | None) -> Iterator[Sample]:
         yield "expertmaps_counted_rows_total", "counter", "Rows.", {"phase": phase}, rows
     for name, key, text in (
         ("expertmaps_recomputed_rows_total", "recomputedRows", "Rows fed once more."),
+        ("expertmaps_verify_rows_total", "verifyRows", "Rows of drafted tokens."),
         ("expertmaps_missed_rows_total", "missed", "Rows with a selection that is not whole."),
         ("expertmaps_transcripts_total", "transcripts", "Transcripts counted."),
     ):

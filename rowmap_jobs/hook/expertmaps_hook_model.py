@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_checkpoint as checkpoint
     from .expertmaps_hook_env import HookError
     from .expertmaps_hook_map import ModelShape
+    from .expertmaps_hook_runner import draft_model
 else:
     import expertmaps_hook_checkpoint as checkpoint
     from expertmaps_hook_env import HookError
     from expertmaps_hook_map import ModelShape
+    from expertmaps_hook_runner import draft_model
 
 EXPERT_TENSORS = ("w13_weight", "w2_weight", "w13_bias", "w2_bias")
 """Tensors with one row for each expert. Any other with that first dimension is refused."""
@@ -252,7 +254,7 @@ def model_shape(layers: list[MoeLayer], whole_layers: tuple[int, ...]) -> ModelS
 
 def draft_layers(runner: Any, layers: list[MoeLayer]) -> tuple[int, ...]:
     """MoE layers of a draft model: they stay whole."""
-    model = getattr(getattr(runner, "drafter", None), "model", None)
+    model = draft_model(runner)
     if model is None or not hasattr(model, "modules"):
         return ()
     try:

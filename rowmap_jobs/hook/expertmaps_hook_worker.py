@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_env as env
     from . import expertmaps_hook_map as rowmap
     from . import expertmaps_hook_model as model
+    from . import expertmaps_hook_runner as runners
     from . import expertmaps_hook_selftest as selftest
     from .expertmaps_hook_counts import Counters
     from .expertmaps_hook_http import Published, publish
@@ -25,6 +26,7 @@ else:
     import expertmaps_hook_env as env
     import expertmaps_hook_map as rowmap
     import expertmaps_hook_model as model
+    import expertmaps_hook_runner as runners
     import expertmaps_hook_selftest as selftest
     from expertmaps_hook_counts import Counters
     from expertmaps_hook_http import publish
@@ -49,7 +51,7 @@ class Session:
         self.capture: capture.Capture | None = None
         self._undo: list[Any] = []
         self._warm = self._closed = False
-        self._runner_name = "v2" if getattr(worker, "use_v2_model_runner", False) else "v1"
+        self._runner_name = runners.runner_name(worker)
         self.status.set(runner=self._runner_name)
         if int(worker.rank) == 0:
             self.publisher = publish(self.status, settings)
@@ -88,9 +90,9 @@ class Session:
 
     def _check(self) -> None:
         """What is known before weights are loaded."""
-        if self._runner_name != "v1":
-            raise env.HookError("HookUnsupported", "found the V2 model runner, expected V1")
         model.check_config(self.worker.vllm_config)
+        if self.settings.mode == "count":
+            capture.check_config(self.worker.vllm_config)
 
     def _hook(self, shapes: dict[int, list[Any]]) -> None:
         config, loaded = self.worker.vllm_config, self.runner.get_model()
@@ -121,7 +123,8 @@ class Session:
         env.logger.info("expertmaps: map %s in force: %s", chosen.digest, residency.wire())
 
     def _refuse_writers(self) -> None:
-        """Moved rows are read-only: a weight update would end the process, so it is refused."""
+        """No weight changes under the hook: moved rows are read-only, and counts belong to the
+        weights whose fingerprint was read."""
         for name in WRITERS:
             if hasattr(self.worker, name):
                 setattr(self.worker, name, functools.partial(_refuse_write, name))
@@ -137,6 +140,7 @@ class Session:
             self.capture = capture.Capture(counters, self.settings.directory / capture.FOLDER)
         except OSError as error:
             raise env.HookError("DirectoryUnusable", str(error)) from error
+        self._refuse_writers()
         self.status.provide("counting", self.capture.wire)
 
     def _follow(self) -> None:
@@ -146,6 +150,9 @@ class Session:
 
         @functools.wraps(execute)
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            # V2 sends its dummy runs, and before it serves whole made-up requests, through here.
+            if not self._warm or runners.is_dummy(args, kwargs):
+                return execute(scheduled, *args, **kwargs)
             self._before(scheduled)
             result = execute(scheduled, *args, **kwargs)
             self._after(scheduled)
@@ -170,11 +177,12 @@ class Session:
     def _after(self, scheduled: Any) -> None:
         if self.capture is not None:
             try:
-                batch = self.runner.input_batch
-                self.capture.after(scheduled, list(batch.req_ids[: batch.num_reqs]))
+                rows = scheduled.total_num_scheduled_tokens
+                order = runners.batch_order(self.runner, self._runner_name) if rows else []
+                self.capture.after(scheduled, order)
             except Exception as error:
                 self._fail(error, "CountFailed")
-        if self._warm and scheduled.total_num_scheduled_tokens:
+        if scheduled.total_num_scheduled_tokens:
             self.status.stepped()
 
     def _warmed_up(self) -> None:
@@ -184,6 +192,8 @@ class Session:
         except OSError:
             env.logger.warning("expertmaps: cold pages not dropped", exc_info=True)
         self._warm = True
+        if self.capture is not None:
+            self.capture.ledger.replayed = runners.replayed_tokens(self.runner)
         self.status.ready()
         if self.publisher is not None:
             self.publisher.write()
@@ -225,7 +235,7 @@ class Session:
 
 def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
-        f"expertmaps: WeightReloadUnsupported: {name} while a row map is in force; "
+        f"expertmaps: WeightReloadUnsupported: {name} while the hook serves a map or counts; "
         "start the engine with EXPERTMAPS_MODE=off for it"
     )
 

@@ -37,10 +37,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+API_SERVER = ("vllm.entrypoints.openai.api_server", "--model")
+SERVE = ("vllm.entrypoints.cli.main", "serve")
+"""Modules that start a server, each with what stands before the model."""
+
+
 class Server:
     """One `vllm serve` in count mode."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start: tuple[str, str] = API_SERVER, *more: str) -> None:
         self.port, self.status_port, self.folder = free_port(), free_port(), folder
         mount = folder / "mount"
         mount.mkdir()
@@ -58,7 +63,7 @@ class Server:
             "VLLM_NO_USAGE_STATS": "1",
         }
         arguments = [
-            "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+            "-m", *start, str(MODEL), *more,
             "--served-model-name", "moe", "--port", str(self.port),
             "--enforce-eager", "--max-model-len", "1024", "--shutdown-timeout", "20",
         ]  # fmt: skip
@@ -100,13 +105,17 @@ class Server:
     def status(self) -> contract.HookStatus:
         return contract.parse(self.get(self.status_port, "/status")[1], "status")
 
-    def complete(self, **body: Any) -> dict[str, Any]:
+    def post(self, path: str, **body: Any) -> Any:
+        """The open answer to a request."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
+            f"http://127.0.0.1:{self.port}{path}",
             json.dumps({"model": "moe", "temperature": 0, "max_tokens": 1, **body}).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        return urllib.request.urlopen(request, timeout=300)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        with self.post("/v1/completions", **body) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

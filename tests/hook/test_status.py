@@ -34,8 +34,8 @@ FULL: dict[str, Any] = {
     "residency": {"hotRows": 3, "coldRows": 1, "hotBytes": 30, "coldBytes": 10, "lockedBytes": 0,
                   "tier": "overlay"},
     "compile": {"cacheHits": 2, "cacheMisses": 1, "aotLoaded": 0, "aotCompiled": 0},
-    "counting": {"prefillRows": 5, "decodeRows": 6, "recomputedRows": 1, "missed": 0,
-                 "transcripts": 2, "skipped": {"NoSlot": 1}},
+    "counting": {"prefillRows": 5, "decodeRows": 6, "recomputedRows": 1, "verifyRows": 2,
+                 "missed": 0, "transcripts": 2, "skipped": {"NoSlot": 1}},
 }  # fmt: skip
 
 

@@ -67,6 +67,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
     def begin(mode: str, **steps: Any) -> Any:
         monkeypatch.setenv("EXPERTMAPS_MODE", mode)
         monkeypatch.setattr(model, "check_config", steps.get("check", lambda _: None))
+        monkeypatch.setattr(worker_module.capture, "check_config", lambda _: None)
         if "hook" in steps:
             monkeypatch.setattr(worker_module.Session, "_hook", steps["hook"])
         monkeypatch.setattr(model, "recorded_shapes", lambda: _Nothing())
@@ -121,20 +122,6 @@ def test_a_refusal_before_the_load_is_served_and_kept(start: Any) -> None:
     assert found.phase == "Failed" and found.error is not None
     assert (found.error.reason, found.steps) == ("EplbUnsupported", 1)
     assert found.boot_seconds is not None
-
-
-def test_the_second_model_runner_is_refused_by_name(start: Any, monkeypatch: Any) -> None:
-    original = worker_class
-
-    def second() -> type[Any]:
-        made = original()
-        made.use_v2_model_runner = True
-        return made
-
-    monkeypatch.setitem(globals(), "worker_class", second)
-    found = state(start("count"))
-    assert found.error is not None and found.error.reason == "HookUnsupported"
-    assert found.runner == "v2"
 
 
 @pytest.mark.parametrize("mode", ["serve", "count"])
@@ -226,6 +213,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.steps, self.closed = 0, ""
+        self.ledger = SimpleNamespace(replayed=0)
 
     def before(self, _: Any) -> None:
         self.steps += 1
@@ -256,6 +244,106 @@ def test_counting_that_breaks_leaves_the_engine_running(start: Any) -> None:
     assert found.error is not None and found.error.reason == "CountFailed"
     assert (found.phase, capture.closed, capture.steps) == ("Failed", "CountFailed", 2)
     assert undone == [1]
+
+
+original = worker_module.runners.batch_order
+
+
+class SecondRunner(Runner):
+    """V2, as far as the hook looks at it: the batch is there until tokens are sampled."""
+
+    input_batch = None
+    execute_model_state: Any = None
+    kv_cache_config = SimpleNamespace(
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(prefix_replay_tokens=n))
+                         for n in (0, 128)]
+    )  # fmt: skip
+
+    def execute_model(self, scheduled: Any, _: Any = None, dummy_run: bool = False) -> str:
+        names = ["dummy"] if dummy_run else ["b", "a"]
+        self.execute_model_state = SimpleNamespace(input_batch=SimpleNamespace(req_ids=names))
+        return "ran"
+
+
+class Noted:
+    """Counting that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.orders: list[list[str]] = []
+        self.cleared = 0
+        self.ledger = SimpleNamespace(replayed=0)
+
+    def before(self, _: Any) -> None:
+        self.cleared += 1
+
+    def after(self, _: Any, order: list[str]) -> None:
+        self.orders.append(order)
+
+    def close(self, reason: str) -> None:
+        """Nothing to write."""
+
+
+@pytest.fixture
+def second(start: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Noted]:
+    """A worker that counts on the V2 runner, and its counting."""
+    noted, original = Noted(), worker_class
+
+    def made() -> type[Any]:
+        found = original()
+        found.use_v2_model_runner = True
+        return found
+
+    def hook(self: worker_module.Session, _: Any) -> None:
+        self.capture = noted  # type: ignore[assignment]
+
+    monkeypatch.setitem(globals(), "worker_class", made)
+    monkeypatch.setitem(globals(), "Runner", SecondRunner)
+    return start("count", hook=hook), noted
+
+
+def test_v2_rows_are_in_the_order_of_its_own_batch(second: tuple[Any, Noted]) -> None:
+    worker, noted = second
+    worker.compile_or_warm_up_model()
+    worker.model_runner.execute_model(STEP)
+    worker.model_runner.execute_model(EMPTY)
+    found = state(worker)
+    assert noted.orders == [["b", "a"], []]
+    assert (found.runner, found.phase, found.steps, found.error) == ("v2", "Serving", 1, None)
+    assert noted.ledger.replayed == 128
+
+
+def test_v2_warm_up_and_dummy_steps_are_not_counted(second: tuple[Any, Noted]) -> None:
+    """V2 sends made-up requests through execute_model before it is ready, and dummies later."""
+    worker, noted = second
+    worker.model_runner.execute_model(STEP)
+    worker.compile_or_warm_up_model()
+    worker.model_runner.execute_model(STEP, dummy_run=True)
+    worker.model_runner.execute_model(STEP, None, True)
+    assert (noted.orders, noted.cleared, state(worker).steps) == ([], 0, 0)
+    assert state(worker).phase == "Ready"
+
+
+def test_v2_without_a_batch_stops_counting_by_name(
+    second: tuple[Any, Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, noted = second
+    worker.compile_or_warm_up_model()
+    monkeypatch.setattr(
+        worker_module.runners, "batch_order",
+        lambda _, name: original(SimpleNamespace(execute_model_state=None), name),
+    )  # fmt: skip
+    assert worker.model_runner.execute_model(STEP) == "ran"
+    found = state(worker)
+    assert found.error is not None and found.error.reason == "CountFailed"
+    assert noted.orders == []
+
+
+def test_the_draft_model_is_found_on_both_runners() -> None:
+    find, model_ = worker_module.runners.draft_model, object()
+    assert find(SimpleNamespace(drafter=SimpleNamespace(model=model_))) is model_
+    assert find(SimpleNamespace(speculator=SimpleNamespace(model=model_))) is model_
+    assert find(SimpleNamespace(speculator=None)) is None
+    assert find(SimpleNamespace(drafter=SimpleNamespace())) is None
 
 
 def test_the_engines_own_errors_pass_through(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,47 @@ def rows_that_were_not_captured_are_bad() -> None:
     assert int(made.take(0).bad) == 0
 
 
+READS = ("item", "tolist", "numpy", "cpu", "__int__", "__bool__", "__float__", "__index__")
+
+
+def steps_read_nothing_back() -> None:
+    """A step and a snapshot on a device whose data cannot be read: on `meta` any wait is an error.
+
+    The methods that read a tensor count their calls as well, and the last line shows that they do.
+    """
+    calls: list[str] = []
+    originals = {name: getattr(torch.Tensor, name) for name in READS}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return originals[name](self, *args, **kwargs)
+
+        return read
+
+    for device in ("meta", "cpu"):
+        buffer = torch.zeros((32, 3, 4), dtype=torch.int32, device=device)
+        made = counts.Counters(buffer, {0: 9, 2: 6}, 4, slots=3)
+        for name in READS:
+            setattr(torch.Tensor, name, counted(name))
+        try:
+            for _ in range(3):
+                made.clear_rows(7)
+                made.add([(0, 2), (-1, 4), (5, 1)])
+                made.take(0)
+                made.clear_slot(1)
+        finally:
+            for name, original in originals.items():
+                setattr(torch.Tensor, name, original)
+        assert calls == [], (device, calls)
+    torch.Tensor.item = counted("item")  # type: ignore[method-assign]
+    try:
+        torch.ones(1).item()
+    finally:
+        torch.Tensor.item = originals["item"]  # type: ignore[method-assign]
+    assert calls == ["item"]
+
+
 def layers() -> list[model.MoeLayer]:
     torch.manual_seed(0)
     found = []
@@ -223,7 +264,8 @@ def minus_zero_and_nan_are_compared_by_bits() -> None:
 
 
 CASES: list[Callable[[], None]] = [
-    counters_agree_with_numpy, rows_that_were_not_captured_are_bad, overlay_tier, mlock_tier,
+    counters_agree_with_numpy, rows_that_were_not_captured_are_bad, steps_read_nothing_back,
+    overlay_tier, mlock_tier,
     all_hot_and_all_cold, a_failed_lock_is_rolled_back, a_row_in_the_wrong_place_is_seen,
     a_self_test_that_differs_is_rolled_back, a_kernel_that_raises_is_rolled_back,
     minus_zero_and_nan_are_compared_by_bits,
