@@ -33,10 +33,14 @@ def test_equal_launches_differ_in_nothing() -> None:
 
 
 def test_factors_are_named_one_by_one() -> None:
-    left = asked("a", {"env": "1", "model": "2", "load": "3"},
-                 {"env.A": "x", "env.B": "y", "model.dtype": "bf16", "load.path": "here"})  # fmt: skip
-    right = asked("b", {"env": "9", "model": "8", "load": "3"},
-                  {"env.A": "z", "env.C": "y", "model.dtype": "fp32", "load.path": "there"})  # fmt: skip
+    left = asked(
+        "a", {"env": "1", "model": "2", "load": "3"},
+        {"env.A": "x", "env.B": "y", "model.dtype": "bf16", "load.path": "here"},
+    )  # fmt: skip
+    right = asked(
+        "b", {"env": "9", "model": "8", "load": "3"},
+        {"env.A": "z", "env.C": "y", "model.dtype": "fp32", "load.path": "there"},
+    )  # fmt: skip
     found = preflight.compare(left, right)
     assert not found["equal"]
     assert found["differs"] == [
@@ -83,7 +87,8 @@ def test_arguments_follow_the_servers_name(command: list[str], arguments: list[s
     "text",
     [
         "{", "[]", "{}", '{"command": "vllm serve"}', '{"command": ["sleep"]}',
-        '{"command": ["vllm", "serve"], "env": {"A": 1}}', '{"command": ["vllm", "serve"], "env": []}',
+        '{"command": ["vllm", "serve"], "env": {"A": 1}}',
+        '{"command": ["vllm", "serve"], "env": []}',
     ],
 )  # fmt: skip
 def test_a_launch_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
