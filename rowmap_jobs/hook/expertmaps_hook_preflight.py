@@ -145,9 +145,10 @@ def factors(arguments: list[str]) -> dict[str, Any]:
     named: dict[str, str] = {f"env.{name}": shown(value) for name, value in environ.items()}
     parts = {"env": hash_factors(environ)}
     for field in dataclasses.fields(config):
-        part = getattr(config, field.name)
-        if dataclasses.is_dataclass(part) and callable(getattr(part, "compute_hash", None)):
-            parts[field.name] = str(part.compute_hash())
+        part: Any = getattr(config, field.name)
+        compute = getattr(part, "compute_hash", None)
+        if callable(compute) and dataclasses.is_dataclass(part):
+            parts[field.name] = str(compute())
             for name in hashed_fields(part):
                 named[f"{field.name}.{name}"] = shown(getattr(part, name, None))
     hashes = {"compile": both, "env": env_hash, "config": config_hash, "autotune": autotune}
