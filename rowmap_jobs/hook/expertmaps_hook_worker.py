@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_map as rowmap
     from . import expertmaps_hook_model as model
     from . import expertmaps_hook_selftest as selftest
+    from .expertmaps_hook_autotune import Watch
     from .expertmaps_hook_counts import Counters
     from .expertmaps_hook_http import Published, publish
     from .expertmaps_hook_rehome import Residency
@@ -26,6 +28,7 @@ else:
     import expertmaps_hook_map as rowmap
     import expertmaps_hook_model as model
     import expertmaps_hook_selftest as selftest
+    from expertmaps_hook_autotune import Watch
     from expertmaps_hook_counts import Counters
     from expertmaps_hook_http import publish
     from expertmaps_hook_rehome import Residency
@@ -43,17 +46,16 @@ class Session:
 
     def __init__(self, worker: Any, settings: env.Settings, version: str) -> None:
         self.worker, self.settings = worker, settings
-        self.status = Status(settings, version, int(worker.rank))
-        self.publisher: Published | None = None
+        self.status = Status(settings, version, int(worker.rank), _pod_ranks(worker))
         self.residency: Residency | None = None
         self.capture: capture.Capture | None = None
         self._undo: list[Any] = []
         self._warm = self._closed = False
         self._runner_name = "v2" if getattr(worker, "use_v2_model_runner", False) else "v1"
         self.status.set(runner=self._runner_name)
-        if int(worker.rank) == 0:
-            self.publisher = publish(self.status, settings)
-        self.status.provide("compile", compile_evidence)
+        self.autotune = Watch(os.environ)
+        self.status.provide("compile", lambda: {**compile_evidence(), **self.autotune.wire()})
+        self.publisher: Published | None = publish(self.status, settings)
         atexit.register(self.close)
 
     @property
@@ -184,6 +186,7 @@ class Session:
         except OSError:
             env.logger.warning("expertmaps: cold pages not dropped", exc_info=True)
         self._warm = True
+        self.autotune.look()
         self.status.ready()
         if self.publisher is not None:
             self.publisher.write()
@@ -221,6 +224,12 @@ class Session:
             self.status.set(phase="Stopped")
         if self.publisher is not None:
             self.publisher.close()
+
+
+def _pod_ranks(worker: Any) -> int:
+    """Workers in this pod that belong together."""
+    parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
+    return int(getattr(parallel, "local_world_size", 1))
 
 
 def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:
