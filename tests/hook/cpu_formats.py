@@ -251,15 +251,15 @@ def _experts(
     weights: torch.Tensor, ids: torch.Tensor, method: int, s1: torch.Tensor, s2: torch.Tensor,
     z1: torch.Tensor | None, z2: torch.Tensor | None, *rest: Any,
 ) -> None:  # fmt: skip
-    """What `fused_experts_cpu` gives, a token and an expert at a time."""
+    """What `fused_experts_cpu` gives, an expert at a time."""
     total = torch.zeros_like(hidden, dtype=torch.float32)
     for expert in ids.unique().tolist():
         first = _row(w1[expert], s1[expert], None if z1 is None else z1[expert])
         second = _row(w2[expert], s2[expert], None if z2 is None else z2[expert])
-        for token, place in (ids == expert).nonzero().tolist():
-            gate, up = (first @ hidden[token].float()).chunk(2)
-            done = second @ (torch.nn.functional.silu(gate) * up)
-            total[token] += weights[token, place].float() * done
+        tokens, places = (ids == expert).nonzero(as_tuple=True)
+        gate, up = (hidden[tokens].float() @ first.t()).chunk(2, -1)
+        done = (torch.nn.functional.silu(gate) * up) @ second.t()
+        total.index_add_(0, tokens, done * weights[tokens, places].float().unsqueeze(1))
     out.copy_(total.to(out.dtype))
 
 

@@ -59,7 +59,8 @@ def run(folder: Path, environments: dict[str, dict[str, str]]) -> dict[str, Any]
                 "EXPERTMAPS_DIR": str(folder / name), "EXPERTMAPS_STATUS_PORT": port,
                 **environments[name],
             },
-            "kwargs": {"dtype": dtype, "max_model_len": 256}, "generate": [GENERATE],
+            "kwargs": {"dtype": dtype, "max_model_len": 256, "max_num_batched_tokens": 256},
+            "generate": [GENERATE],
         }
         for name, (kind, dtype) in FORMATS.items()
     ]  # fmt: skip

@@ -19,6 +19,7 @@ PYTHON = os.environ.get(
     "EXPERTMAPS_VLLM_PYTHON", "/var/cache/expertmaps/vllm-0.32.0/venv/bin/python"
 )
 MODEL = Path(__file__).parents[1] / "model" / "moe"
+RUN = subprocess.run
 HOOK = Path(__file__).parents[2] / "rowmap_jobs" / "hook"
 
 
@@ -104,6 +105,38 @@ def test_a_command_without_two_files_is_refused(capsys: pytest.CaptureFixture[st
     assert preflight.main(["/nowhere/one.json", "/nowhere/two.json"]) == 2
 
 
+def test_the_command_prints_the_answer_and_exits_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(tmp_path / name) for name in ("one.json", "two.json")]
+    for path, env_value in zip(paths, ("x", "y"), strict=True):
+        launch = {"command": ["vllm", "serve", "m"], "env": {"VLLM_A": env_value}}
+        Path(path).write_text(json.dumps(launch))
+
+    def ask(launch: preflight.Launch) -> dict[str, Any]:
+        value = launch["env"]["VLLM_A"]
+        return asked(value, {"env": value}, {"env.VLLM_A": value})
+
+    monkeypatch.setattr(preflight, "ask", ask)
+    assert preflight.main([paths[0], paths[0]]) == 0
+    assert json.loads(capsys.readouterr().out)["equal"] is True
+    assert preflight.main(paths) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["differs"] == [{"factor": "env.VLLM_A", "left": "x", "right": "y"}]
+
+
+def test_a_launch_that_vllm_refuses_is_a_named_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = "import sys; sys.exit('unrecognized arguments: --no-such')"
+    monkeypatch.setattr(
+        preflight.subprocess,
+        "run",
+        lambda command, **more: RUN([preflight.sys.executable, "-c", failing], **more),
+    )
+    with pytest.raises(env.HookError) as caught:
+        preflight.ask({"command": ["vllm", "serve", "--no-such"], "env": {}})
+    assert caught.value.reason == "PreflightFailed" and "--no-such" in caught.value.message
+
+
 def test_the_environment_is_this_ones_with_the_launchs_changes() -> None:
     launch = {"command": [], "env": {"A": "2", "GONE": None, "NEW": "3"}}
     found = preflight.environment(launch, {"A": "1", "GONE": "x", "KEPT": "y"})
@@ -130,27 +163,33 @@ LAUNCHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the command says of map a's launch and each other one."""
-    folder = tmp_path_factory.mktemp("launches")
-    for name, launch in LAUNCHES.items():
-        (folder / f"{name}.json").write_text(json.dumps(launch))
+ASK = (
+    "import json, sys, expertmaps_hook_preflight as preflight;"
+    "print(json.dumps(preflight.ask(json.load(sys.stdin))))"
+)
 
-    def run(name: str) -> dict[str, Any]:
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, Any]]:
+    """Map a's launch compared with each other one, every launch asked in real vLLM."""
+
+    def run(launch: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
-            [PYTHON, "-m", "expertmaps_hook_preflight", "a.json", f"{name}.json"],
-            cwd=folder, env={**os.environ, "PYTHONPATH": str(HOOK), "HF_HUB_OFFLINE": "1"},
-            capture_output=True, text=True, timeout=900, check=False,
+            [PYTHON, "-c", ASK],
+            env={**os.environ, "PYTHONPATH": str(HOOK), "HF_HUB_OFFLINE": "1"},
+            input=json.dumps(launch), capture_output=True, text=True, timeout=900, check=False,
         )  # fmt: skip
-        assert done.returncode in (0, 1), done.stderr[-2000:]
-        found: dict[str, Any] = json.loads(done.stdout)
-        assert found["equal"] == (done.returncode == 0)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
     with ThreadPoolExecutor(2) as pool:
-        names = [name for name in LAUNCHES if name != "a"]
-        return dict(zip(names, pool.map(run, names), strict=True))
+        asked_of = dict(zip(LAUNCHES, pool.map(run, LAUNCHES.values()), strict=True))
+    return {
+        name: preflight.compare(asked_of["a"], found)
+        for name, found in asked_of.items()
+        if name != "a"
+    }
 
 
 @pytest.mark.e2e
