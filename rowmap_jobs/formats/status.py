@@ -51,11 +51,16 @@ class CompileEvidence(Strict):
     cache_misses: int = Field(ge=0)
     aot_loaded: int = Field(default=0, ge=0)
     aot_compiled: int = Field(default=0, ge=0)
+    autotune_files: int = Field(default=0, ge=0)
+    autotune_written: int = Field(default=0, ge=0)
+    """Files of the kernel autotuner, and how many of them this boot wrote."""
+    autotune_digest: Digest | None = None
+    """Over all of them: equal between boots that tuned nothing."""
 
     @property
     def hit(self) -> bool | None:
-        """True: loaded and nothing compiled. False: something compiled. None: no compiler ran."""
-        if self.cache_misses or self.aot_compiled:
+        """True: loaded, nothing compiled or tuned. False: something was. None: no compiler ran."""
+        if self.cache_misses or self.aot_compiled or self.autotune_written:
             return False
         if self.cache_hits or self.aot_loaded:
             return True
@@ -77,7 +82,7 @@ class Counting(Strict):
 
 
 class HookStatus(Strict):
-    """One engine process group of a pod, as rank 0 reports it."""
+    """One engine process group of a pod, as rank 0 reports it; another rank's own file is alike."""
 
     version: Literal[1] = 1
     hook_version: str

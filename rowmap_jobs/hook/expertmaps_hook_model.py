@@ -23,8 +23,24 @@ else:
     from expertmaps_hook_map import ModelShape
     from expertmaps_hook_runner import draft_model
 
-EXPERT_TENSORS = ("w13_weight", "w2_weight", "w13_bias", "w2_bias")
-"""Tensors with one row for each expert. Any other with that first dimension is refused."""
+EXPERT_TENSORS = (
+    "w13_weight", "w2_weight", "w13_bias", "w2_bias",
+    "w13_weight_scale", "w2_weight_scale", "w13_weight_scale_inv", "w2_weight_scale_inv",
+    "w13_weight_zero_point", "w2_weight_zero_point",
+    "w13_scales", "w2_scales", "w13_qzeros", "w2_qzeros",
+)  # fmt: skip
+"""Tensors with one row for each expert: weights, biases, then the scales and zero points of vLLM's
+FP8, MXFP4, INT8 and INT4 formats. Any other with that first dimension is refused."""
+
+UNREAD_TENSORS = frozenset(
+    f"{part}_{name}"
+    for part in ("w13", "w2")
+    for name in (
+        "g_idx", "g_idx_sort_indices", "weight_g_idx", "weight_shape", "input_scale",
+        "input_global_scale",
+    )
+)  # fmt: skip
+"""What INT4 checkpoints carry for each expert and no CPU kernel reads; they stay where they are."""
 
 ROUTING_TENSORS = frozenset({"_expert_map", "expert_map", "expert_mask", "e_score_correction_bias"})
 """Small tables about routing that stay whole."""
@@ -138,15 +154,17 @@ def check_tensors(item: MoeLayer) -> None:
     for name in EXPERT_TENSORS[:2]:
         if name not in known:
             raise HookError("UnknownTensor", f"layer {item.layer} has no {name}")
+    owned = {id(tensor) for tensor in known.values()}
     pointers = {tensor.data_ptr() for tensor in known.values()}
     for name, tensor in _all_tensors(item):
-        if tensor.dim() < 1 or int(tensor.shape[0]) != item.experts:
+        if tensor.dim() < 1 or int(tensor.shape[0]) != item.experts or id(tensor) in owned:
             continue
-        if name not in known and name not in ROUTING_TENSORS and tensor.data_ptr() not in pointers:
-            raise HookError(
-                "UnknownTensor",
-                f"layer {item.layer}: {name} {list(tensor.shape)} has a row for each expert",
-            )
+        place = f"layer {item.layer}: {name} {list(tensor.shape)}"
+        if tensor.data_ptr() in pointers:
+            # Pointing the parameter elsewhere would leave this one behind.
+            raise HookError("UnknownTensor", f"{place} is another view of an expert tensor")
+        if name not in ROUTING_TENSORS and name not in UNREAD_TENSORS:
+            raise HookError("UnknownTensor", f"{place} has a row for each expert")
     for name, tensor in known.items():
         if int(tensor.shape[0]) != item.experts or not tensor.is_contiguous():
             raise HookError(
@@ -160,7 +178,11 @@ def _all_tensors(item: MoeLayer) -> Iterator[tuple[str, Any]]:
     yield from container.named_parameters(recurse=False)
     yield from container.named_buffers(recurse=False)
     kernel = getattr(container.quant_method, "moe_kernel", None)
-    for owner in (container, container.quant_method, getattr(kernel, "fused_experts", None)):
+    quant = getattr(container.quant_method, "moe_quant_config", None)
+    owners = [container, container.quant_method, getattr(kernel, "fused_experts", None), quant]
+    # Scales, zero points and biases reach a kernel through the descriptors of its weights.
+    owners += [getattr(quant, name, None) for name in ("_w1", "_w2")]
+    for owner in owners:
         for name, value in vars(owner).items() if owner is not None else ():
             if hasattr(value, "data_ptr") and hasattr(value, "shape"):
                 yield name, value

@@ -157,11 +157,14 @@ class Residency:
         """Give every moved parameter memory of its own again, then drop mapping and file."""
         import torch
 
-        for parameter, segment in reversed(self._moved):
+        while self._moved:
+            parameter, segment = self._moved.pop()
             fresh = torch.empty(parameter.shape, dtype=parameter.dtype)
-            ctypes.memmove(fresh.data_ptr(), self._base + segment.offset, segment.size)
+            address = self._base + segment.offset
+            ctypes.memmove(fresh.data_ptr(), address, segment.size)
             parameter.data = fresh
-        self._moved.clear()
+            # Given back at once: all copies together would take the memory of a second model.
+            self._libc.unmap(address, pages.page_up(segment.size))
         if self._base:
             self._libc.unmap(self._base, self.size)
             self._base = 0

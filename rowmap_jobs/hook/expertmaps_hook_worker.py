@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_model as model
     from . import expertmaps_hook_runner as runners
     from . import expertmaps_hook_selftest as selftest
+    from .expertmaps_hook_autotune import Watch
     from .expertmaps_hook_counts import Counters
     from .expertmaps_hook_http import Published, publish
     from .expertmaps_hook_rehome import Residency
@@ -28,6 +30,7 @@ else:
     import expertmaps_hook_model as model
     import expertmaps_hook_runner as runners
     import expertmaps_hook_selftest as selftest
+    from expertmaps_hook_autotune import Watch
     from expertmaps_hook_counts import Counters
     from expertmaps_hook_http import publish
     from expertmaps_hook_rehome import Residency
@@ -45,17 +48,16 @@ class Session:
 
     def __init__(self, worker: Any, settings: env.Settings, version: str) -> None:
         self.worker, self.settings = worker, settings
-        self.status = Status(settings, version, int(worker.rank))
-        self.publisher: Published | None = None
+        self.status = Status(settings, version, int(worker.rank), _pod_ranks(worker))
         self.residency: Residency | None = None
         self.capture: capture.Capture | None = None
         self._undo: list[Any] = []
         self._warm = self._closed = False
         self._runner_name = runners.runner_name(worker)
         self.status.set(runner=self._runner_name)
-        if int(worker.rank) == 0:
-            self.publisher = publish(self.status, settings)
-        self.status.provide("compile", compile_evidence)
+        self.autotune = Watch(os.environ)
+        self.status.provide("compile", lambda: {**compile_evidence(), **self.autotune.wire()})
+        self.publisher: Published | None = publish(self.status, settings)
         atexit.register(self.close)
 
     @property
@@ -194,6 +196,7 @@ class Session:
         self._warm = True
         if self.capture is not None:
             self.capture.ledger.replayed = runners.replayed_tokens(self.runner)
+        self.autotune.look()
         self.status.ready()
         if self.publisher is not None:
             self.publisher.write()
@@ -231,6 +234,12 @@ class Session:
             self.status.set(phase="Stopped")
         if self.publisher is not None:
             self.publisher.close()
+
+
+def _pod_ranks(worker: Any) -> int:
+    """Workers in this pod that belong together."""
+    parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
+    return int(getattr(parallel, "local_world_size", 1))
 
 
 def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,8 @@
 Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc", "occupy",
 "memlock", "metrics"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
 A generate entry has `texts` or `prompts` (lists of ids), `params` (SamplingParams), `salt` (a
-cache salt for each prompt) and `tags` (extra_args for each prompt); or `forced`, the prefix of
+cache salt for each prompt), `tags` (extra_args for each prompt) and `concurrency` (how many prompts
+run at a time; all by default); or `forced`, the prefix of
 transcript ids with which the first answers of the first run are fed again as prompts. The result
 holds ids and logprobs of each.
 """
@@ -51,7 +52,14 @@ def generate(llm: Any, entry: dict[str, Any]) -> list[dict[str, Any]]:
             prompt["cache_salt"] = f"{entry['salt']}-{index}"
         prompts.append(prompt)
         params.append(SamplingParams(**base, extra_args=tags[index]))
-    found = llm.generate(prompts, params, use_tqdm=False)
+    together = entry.get("concurrency") or len(prompts)
+    found = [
+        item
+        for first in range(0, len(prompts), together)
+        for item in llm.generate(
+            prompts[first : first + together], params[first : first + together], use_tqdm=False
+        )
+    ]
     return [answer(item) for item in found]
 
 

@@ -132,8 +132,8 @@ def test_layers_are_refused_by_name() -> None:
 
 
 def test_unknown_expert_tensors_are_named_wherever_they_are() -> None:
-    failure = refused(layer(w13_weight_scale=Tensor(8, 1)))
-    assert failure.reason == "UnknownTensor" and "w13_weight_scale" in failure.message
+    failure = refused(layer(w13_weight_norm=Tensor(8, 1)))
+    assert failure.reason == "UnknownTensor" and "w13_weight_norm" in failure.message
     item = layer()
     item.container.quant_method.moe_kernel.fused_experts.gemm1_alpha = Tensor(8)
     assert "gemm1_alpha" in refused(item).message
@@ -145,7 +145,36 @@ def test_unknown_expert_tensors_are_named_wherever_they_are() -> None:
     assert "w2_weight" in refused(layer(w2_weight=Tensor(4, 6))).message
 
 
-def test_routing_tables_and_views_of_known_tensors_pass() -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("weight_scale",),
+        ("weight_scale_inv",),
+        ("scales", "qzeros"),
+        ("weight_scale", "weight_zero_point"),
+    ],
+)
+def test_scales_and_zero_points_belong_to_the_row(names: tuple[str, ...]) -> None:
+    parts = [f"{part}_{name}" for name in names for part in ("w13", "w2")]
+    item = layer(**{name: Tensor(8, 5) for name in parts}, w13_g_idx=Tensor(8, 7))
+    quant = SimpleNamespace(scale=getattr(item.container, parts[0]))
+    item.container.quant_method.moe_quant_config = SimpleNamespace(_w1=quant, _w2=None)
+    model.check_tensors(item)
+    assert set(parts) < set(item.tensors()) and "w13_g_idx" not in item.tensors()
+    assert item.row_bytes() == layer().row_bytes() + 2 * 5 * len(parts)
+    quant.scale = Tensor(8, 5)
+    assert "scale" in refused(item).message
+
+
+def test_another_view_of_a_row_would_stay_behind() -> None:
+    item = layer()
+    view = Tensor(8, 3)
+    view.data_ptr = item.container.w13_weight.data_ptr  # type: ignore[method-assign]
+    item.container.quant_method.moe_kernel.fused_experts.packed = view
+    assert "another view" in refused(item).message
+
+
+def test_routing_tables_and_known_tensors_under_other_names_pass() -> None:
     item = layer(e_score_correction_bias=Tensor(8), expert_mask=Tensor(8))
     item.container.quant_method.moe_kernel.fused_experts.w1 = item.container.w13_weight
     item.container.scale = Tensor(3, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import expertmaps_hook_env as env
 import expertmaps_hook_files as files
 import expertmaps_hook_http as http
+import expertmaps_hook_metrics as metrics
 import expertmaps_hook_status as hook_status
 import pytest
 
@@ -33,7 +35,8 @@ FULL: dict[str, Any] = {
                  "rowBytes": {"0": 10, "1": 12}},
     "residency": {"hotRows": 3, "coldRows": 1, "hotBytes": 30, "coldBytes": 10, "lockedBytes": 0,
                   "tier": "overlay"},
-    "compile": {"cacheHits": 2, "cacheMisses": 1, "aotLoaded": 0, "aotCompiled": 0},
+    "compile": {"cacheHits": 2, "cacheMisses": 1, "aotLoaded": 0, "aotCompiled": 0,
+                "autotuneFiles": 2, "autotuneWritten": 1, "autotuneDigest": DIGEST},
     "counting": {"prefillRows": 5, "decodeRows": 6, "recomputedRows": 1, "verifyRows": 2,
                  "missed": 0, "transcripts": 2, "skipped": {"NoSlot": 1}},
 }  # fmt: skip
@@ -267,14 +270,44 @@ def test_server_answers_status_and_metrics(served: tuple[str, hook_status.Status
         "expertmaps_steps_total 0",
     ):
         assert line in text.splitlines(), text
-    listed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert listed <= set(http.__doc__.replace(",", " ").replace(".", " ").split())
+
+
+SAMPLE = re.compile(r"([a-z_]+)(?:\{(.*)\})? [0-9.]+")
+NAMES = (
+    "expertmaps_aot_compiled", "expertmaps_aot_loaded", "expertmaps_autotune_files",
+    "expertmaps_autotune_written", "expertmaps_boot_seconds", "expertmaps_cold_bytes",
+    "expertmaps_cold_rows", "expertmaps_compile_cache_hits", "expertmaps_compile_cache_misses",
+    "expertmaps_counted_rows_total", "expertmaps_generation", "expertmaps_hook_error",
+    "expertmaps_hook_info", "expertmaps_hook_phase", "expertmaps_hot_bytes", "expertmaps_hot_rows",
+    "expertmaps_locked_bytes", "expertmaps_major_faults_total", "expertmaps_missed_rows_total",
+    "expertmaps_recomputed_rows_total", "expertmaps_skipped_total", "expertmaps_steps_total",
+    "expertmaps_transcripts_total", "expertmaps_verify_rows_total",
+)  # fmt: skip
+"""Dashboards and alerts know these names: one that is renamed or removed breaks them."""
+
+
+def test_metrics_are_exactly_the_table(served: tuple[str, hook_status.Status]) -> None:
+    assert tuple(sorted(metrics.METRICS)) == NAMES
+    url, status = served
+    status.ready()
+    status.fail(env.HookError("MapInvalid", "x"))
+    lines = get(url + "/metrics")[1].decode().splitlines()
+    typed = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert typed == {name: row.kind for name, row in metrics.METRICS.items()}
+    for name, row in metrics.METRICS.items():
+        assert f"# HELP {name} {row.text}" in lines
+        assert row.kind == ("counter" if name.endswith("_total") else "gauge")
+    for line in (line for line in lines if not line.startswith("#")):
+        found = SAMPLE.fullmatch(line)
+        assert found is not None, line
+        labels = re.findall(r'(\w+)="', found[2] or "")
+        assert tuple(labels) == metrics.METRICS[found[1]].labels, line
 
 
 def test_big_numbers_keep_their_digits() -> None:
     wire = make().wire()
     wire["residency"] = {**FULL["residency"], "hotBytes": 123_456_789_012}
-    assert 'expertmaps_hot_bytes{tier="overlay"} 123456789012' in http.render_metrics(wire)
+    assert 'expertmaps_hot_bytes{tier="overlay"} 123456789012' in metrics.render_metrics(wire)
 
 
 def test_server_is_read_only(served: tuple[str, hook_status.Status]) -> None:
@@ -308,5 +341,5 @@ def test_a_port_in_use_has_a_name() -> None:
 
 
 def test_metrics_of_a_bare_status_have_no_gaps() -> None:
-    text = http.render_metrics(json.loads(make("off").to_bytes()))
+    text = metrics.render_metrics(json.loads(make("off").to_bytes()))
     assert "expertmaps_hot_rows" not in text and text.endswith("\n")

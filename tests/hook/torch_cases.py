@@ -257,6 +257,49 @@ def a_kernel_that_raises_is_rolled_back() -> None:
     rolled_back("RehomeFailed", check=raising)
 
 
+def big_layers(count: int) -> list[model.MoeLayer]:
+    """Layers of 24 MiB."""
+    found = []
+    for number in range(count):
+        container = torch.nn.Module()
+        for name, shape in (("w13_weight", (16, 512, 1024)), ("w2_weight", (16, 512, 512))):
+            data = torch.full(shape, number + 1, dtype=torch.bfloat16)
+            container.register_parameter(name, torch.nn.Parameter(data, requires_grad=False))
+        container.local_num_experts = 16
+        found.append(model.MoeLayer(number, SimpleNamespace(routed_experts=container)))
+    return found
+
+
+def resident(name: str) -> int:
+    """VmRSS or VmHWM of this process, bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def peak_of(step: Callable[[], None]) -> int:
+    """Most bytes that were resident during a step, above those before it."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    step()
+    return resident("VmHWM") - before
+
+
+def moving_and_undoing_hold_one_layer_twice() -> None:
+    """However many layers there are: each is released before the next one is copied."""
+    found = big_layers(8)
+    layer = 16 * found[0].row_bytes()
+    hot = {item.layer: tuple(range(8)) for item in found}
+    residency = rehome.Residency(found, hot, WORK, "overlay")
+    moved = peak_of(residency.move)
+    undone = peak_of(residency.undo)
+    cold = 8 * layer // 2
+    print(f"layer {layer >> 20} MiB: move +{moved >> 20}, undo +{undone >> 20}", file=sys.stderr)
+    assert moved < 1.5 * layer, (moved, layer)
+    assert undone < cold + 1.5 * layer, (undone, layer)
+    for item in found:
+        assert bool((item.container.w13_weight == item.layer + 1).all())
+
+
 def minus_zero_and_nan_are_compared_by_bits() -> None:
     zero = torch.tensor([0.0, float("nan")])
     assert rehome._same_bits(zero, zero.clone())
@@ -268,7 +311,7 @@ CASES: list[Callable[[], None]] = [
     overlay_tier, mlock_tier,
     all_hot_and_all_cold, a_failed_lock_is_rolled_back, a_row_in_the_wrong_place_is_seen,
     a_self_test_that_differs_is_rolled_back, a_kernel_that_raises_is_rolled_back,
-    minus_zero_and_nan_are_compared_by_bits,
+    minus_zero_and_nan_are_compared_by_bits, moving_and_undoing_hold_one_layer_twice,
 ]  # fmt: skip
 
 if __name__ == "__main__":
