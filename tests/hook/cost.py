@@ -80,7 +80,7 @@ def scheduled(requests: int, step: int) -> Any:
 def new_request(name: str) -> Any:
     return SimpleNamespace(
         req_id=name, prompt_len=16, num_computed_tokens=16,
-        sampling_params=SimpleNamespace(extra_args=None),
+        sampling_params=SimpleNamespace(extra_args=None), replay_start=0,
     )  # fmt: skip
 
 
@@ -180,6 +180,8 @@ def measure(mode: str, requests: int, steps: int = STEPS, repeats: int = REPEATS
         for item in plan[: WARM + 1]:
             step(item)
             bare(item)
+        if session.status.phase == "Failed" or (mode == "count") != (session.capture is not None):
+            raise RuntimeError(f"{mode}: found a hook that gave up, expected one that works")
         plan = plan[WARM + 1 :]
         pairs = [(timed(step, plan), timed(bare, plan)) for _ in range(repeats)]
         added = [hook - nothing for hook, nothing in pairs]
