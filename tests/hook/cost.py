@@ -67,6 +67,7 @@ def scheduled(requests: int, step: int) -> Any:
     return SimpleNamespace(
         total_num_scheduled_tokens=requests,
         num_scheduled_tokens=dict.fromkeys(names, 1),
+        scheduled_spec_decode_tokens={},
         finished_req_ids=set(),
         scheduled_new_reqs=[] if step else [new_request(name) for name in names],
         scheduled_cached_reqs=SimpleNamespace(
