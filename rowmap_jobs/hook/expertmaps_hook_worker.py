@@ -193,9 +193,12 @@ class Session:
                 self.residency.evict()  # the profiling run has read rows of every expert
         except OSError:
             env.logger.warning("expertmaps: cold pages not dropped", exc_info=True)
+        try:
+            if self.capture is not None:
+                self.capture.ledger.replayed = runners.replayed_tokens(self.runner)
+        except Exception as error:
+            self._fail(error, "CountFailed")
         self._warm = True
-        if self.capture is not None:
-            self.capture.ledger.replayed = runners.replayed_tokens(self.runner)
         self.autotune.look()
         self.status.ready()
         if self.publisher is not None:

@@ -1,8 +1,8 @@
 """Engines that the hook refuses, really booted: each answers as without the hook and says why.
 
-These are the ones that boot on a CPU, LoRA of experts only with Triton's interpreter (and so on
-V2); the other refusals are in test_config.py and, for what is in the loaded layers, in
-test_model.py.
+These are the ones that boot on a CPU: LoRA of experts needs kernels that a CPU build has not, and
+vLLM refuses sleep mode, EPLB and DBO there. The other refusals are in test_config.py and, for what
+is in the loaded layers, in test_model.py.
 """
 
 from __future__ import annotations
@@ -17,41 +17,30 @@ from tests.hook import test_v2 as second
 pytestmark = pytest.mark.e2e
 
 ANSWERS = {"texts": second.TEXTS[:2], "params": {"max_tokens": 8, "logprobs": 2}}
-FIRST: dict[str, tuple[str, dict[str, Any]]] = {
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "transfer": ("WeightReloadUnsupported", {"weight_transfer_config": {"backend": "nccl"}}),
     "ranks": (
         "ParallelismUnsupported",
         {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
     ),
 }
-SECOND: dict[str, tuple[str, dict[str, Any]]] = {
-    "lora": ("LoraUnsupported", {"enable_lora": True, "max_lora_rank": 8}),
-}
-REFUSED = {**FIRST, **SECOND}
-CASES = [
-    ("transfer", "serve"), ("transfer", "count"), ("ranks", "count"), ("lora", "serve"),
-]  # fmt: skip
-"""Two ranks and LoRA are booted for one mode only: the check is the same, and they are slow."""
-
-
-def runs(table: dict[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks share what there is
-    return [
-        {
-            "name": f"{name}-{mode}", "env": {"EXPERTMAPS_MODE": mode, **threads},
-            "kwargs": {**second.SMALL, **kwargs}, "generate": [ANSWERS],
-        }
-        for name, (_, kwargs) in table.items()
-        for mode in ("off", "serve", "count")
-        if mode == "off" or (name, mode) in CASES
-    ]  # fmt: skip
+CASES = [("transfer", "serve"), ("transfer", "count"), ("ranks", "count")]
+"""Two ranks are booted for one mode only: the check is the same, and they are slow."""
 
 
 @pytest.fixture(scope="module")
 def booted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    work = tmp_path_factory.mktemp("refusals")
-    found = engines.run(work / "first", runs(FIRST))
-    return {**found, **second.run_v2(work / "second", *runs(SECOND))}
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two ranks share what there is
+    runs = [
+        {
+            "name": f"{name}-{mode}", "env": {"EXPERTMAPS_MODE": mode, **threads},
+            "kwargs": {**second.SMALL, **kwargs}, "generate": [ANSWERS],
+        }
+        for name, (_, kwargs) in REFUSED.items()
+        for mode in ("off", "serve", "count")
+        if mode == "off" or (name, mode) in CASES
+    ]  # fmt: skip
+    return engines.run(tmp_path_factory.mktemp("refusals") / "all", runs)
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)

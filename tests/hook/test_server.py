@@ -50,11 +50,15 @@ class Server:
         mount = folder / "mount"
         mount.mkdir()
         layout.mount(mount)
+        # A CPU build has a name of its own, and `vllm serve` asks for the version by "vllm".
+        metadata = folder / "named" / "vllm-0.32.0+cpu.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
         self.log = (folder / "log").open("wb")
         self.seen: list[str] = []
         env = {
             **os.environ,
-            "PYTHONPATH": str(mount),
+            "PYTHONPATH": os.pathsep.join([str(mount), str(folder / "named")]),
             "EXPERTMAPS_MODE": "count",
             "EXPERTMAPS_DIR": str(folder / "run"),
             "EXPERTMAPS_STATUS_PORT": str(self.status_port),

@@ -338,6 +338,16 @@ def test_v2_without_a_batch_stops_counting_by_name(
     assert noted.orders == []
 
 
+def test_a_cache_that_the_hook_cannot_read_stops_counting_alone(second: tuple[Any, Noted]) -> None:
+    worker, noted = second
+    worker.model_runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[object()])
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert worker.model_runner.execute_model(STEP) == "ran"
+    found = state(worker)
+    assert found.error is not None and found.error.reason == "CountFailed"
+    assert (found.phase, found.steps, noted.orders) == ("Failed", 1, [])
+
+
 def test_the_draft_model_is_found_on_both_runners() -> None:
     find, model_ = worker_module.runners.draft_model, object()
     assert find(SimpleNamespace(drafter=SimpleNamespace(model=model_))) is model_
