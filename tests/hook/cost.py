@@ -67,6 +67,7 @@ def scheduled(requests: int, step: int) -> Any:
     return SimpleNamespace(
         total_num_scheduled_tokens=requests,
         num_scheduled_tokens=dict.fromkeys(names, 1),
+        scheduled_spec_decode_tokens={},
         finished_req_ids=set(),
         scheduled_new_reqs=[] if step else [new_request(name) for name in names],
         scheduled_cached_reqs=SimpleNamespace(
@@ -79,7 +80,7 @@ def scheduled(requests: int, step: int) -> Any:
 
 def new_request(name: str) -> Any:
     return SimpleNamespace(
-        req_id=name, prompt_len=16, num_computed_tokens=16,
+        req_id=name, prompt_len=16, num_computed_tokens=16, replay_start=0,
         sampling_params=SimpleNamespace(extra_args=None),
     )  # fmt: skip
 
