@@ -54,7 +54,7 @@ def run(folder: Path, environments: dict[str, dict[str, str]]) -> dict[str, Any]
     port = str(free_ports(1)[0])
     runs = [
         {
-            "name": name, "model": str(folder.parent / kind), "format": kind, "base": str(MODEL),
+            "name": name, "model": str(folder.parent / "models" / kind), "format": kind, "base": str(MODEL),
             "env": {
                 "EXPERTMAPS_DIR": str(folder / name), "EXPERTMAPS_STATUS_PORT": port,
                 **environments[name],
