@@ -1,6 +1,6 @@
 """How much throughput a lane loses to the hook: paired windows on the small model.
 
-    python -m tests.bench.bench_hook_throughput [--blocks 12] [--requests 8] [--tokens 64]
+    python -m tests.bench.bench_hook_throughput [--blocks 40] [--requests 8] [--tokens 32]
 
 Boots four vLLMs (un-hooked; hook mounted with mode off; a map in force that keeps every row hot;
 counting), each on one CPU thread, and gives them turns: in a block the un-hooked engine and a
@@ -118,9 +118,9 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=32)
     args = parser.parse_args()
     if "EXPERTMAPS_BENCH_LOCKED" not in os.environ:
         # One vLLM at a time on a machine: the whole bench holds the lock.

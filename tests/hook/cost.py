@@ -80,8 +80,8 @@ def scheduled(requests: int, step: int) -> Any:
 
 def new_request(name: str) -> Any:
     return SimpleNamespace(
-        req_id=name, prompt_len=16, num_computed_tokens=16,
-        sampling_params=SimpleNamespace(extra_args=None), replay_start=0,
+        req_id=name, prompt_len=16, num_computed_tokens=16, replay_start=0,
+        sampling_params=SimpleNamespace(extra_args=None),
     )  # fmt: skip
 
 

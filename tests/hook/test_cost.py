@@ -16,10 +16,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "serve"])
-@pytest.mark.parametrize("requests", [1, 32])
-def test_a_step_makes_a_handful_of_calls_whatever_the_batch(mode: str, requests: int) -> None:
-    found = cost.measure(mode, requests, STEPS, repeats=1)
-    assert found["calls"] == {"python": 5, "c": 2}
+def test_a_step_makes_a_handful_of_calls_whatever_the_batch(mode: str) -> None:
+    one, many = (cost.measure(mode, requests, STEPS, repeats=1)["calls"] for requests in (1, 32))
+    assert one == many
+    assert 2 <= one["python"] <= 6 and one["c"] <= 4
 
 
 @pytest.mark.parametrize("mode", ["off", "serve"])
@@ -33,7 +33,19 @@ def test_a_step_leaves_nothing_behind(mode: str) -> None:
 def test_a_call_that_is_added_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     import expertmaps_hook_status as status
 
+    before = cost.measure("off", 1, STEPS, repeats=1)["calls"]
     stepped = status.Status.stepped
-    monkeypatch.setattr(status.Status, "stepped", lambda self: [stepped(self), str(self)][0])
-    found = cost.measure("off", 1, STEPS, repeats=1)
-    assert found["calls"]["python"] > 5
+    monkeypatch.setattr(status.Status, "stepped", lambda self: [stepped(self), dir()][0])
+    after = cost.measure("off", 1, STEPS, repeats=1)["calls"]
+    assert after == {"python": before["python"] + 1, "c": before["c"] + 1}
+
+
+def test_a_block_that_is_kept_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    import expertmaps_hook_status as status
+
+    kept: list[object] = []
+    stepped = status.Status.stepped
+    monkeypatch.setattr(
+        status.Status, "stepped", lambda self: [stepped(self), kept.append(object())][0]
+    )
+    assert cost.measure("off", 1, STEPS, repeats=1)["keptBlocks"] > 0.9

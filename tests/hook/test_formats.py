@@ -54,7 +54,8 @@ def run(folder: Path, environments: dict[str, dict[str, str]]) -> dict[str, Any]
     port = str(free_ports(1)[0])
     runs = [
         {
-            "name": name, "model": str(folder.parent / kind), "format": kind, "base": str(MODEL),
+            "name": name, "format": kind, "base": str(MODEL),
+            "model": str(folder.parent / "models" / kind),
             "env": {
                 "EXPERTMAPS_DIR": str(folder / name), "EXPERTMAPS_STATUS_PORT": port,
                 **environments[name],

@@ -124,6 +124,59 @@ def test_a_refusal_before_the_load_is_served_and_kept(start: Any) -> None:
     assert found.boot_seconds is not None
 
 
+def test_a_rank_above_0_writes_a_file_of_its_own(
+    start: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    original = worker_class
+
+    def second() -> type[Any]:
+        made = original()
+        made.rank = 1
+        made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
+        return made
+
+    monkeypatch.setitem(globals(), "worker_class", second)
+    worker = start("off")
+    worker.compile_or_warm_up_model()
+    names = [path.name for path in (tmp_path / "run").iterdir()]
+    assert names == ["status-rank1.json"]
+    found = contract.parse((tmp_path / "run" / names[0]).read_bytes(), "rank 1")
+    assert (found.rank, found.phase) == (1, "Ready")
+
+
+def test_rank_0_of_two_is_ready_with_the_other(
+    start: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    original = worker_class
+
+    def first() -> type[Any]:
+        made = original()
+        made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
+        return made
+
+    monkeypatch.setitem(globals(), "worker_class", first)
+    worker = start("off")
+    worker.compile_or_warm_up_model()
+    own = state(worker)
+    assert own.phase == "Loading"
+    other = {**session(worker).status.wire(), "rank": 1, "phase": "Ready"}
+    (tmp_path / "run" / "status-rank1.json").write_text(json.dumps(other))
+    assert state(worker).phase == "Ready"
+
+
+def test_autotuner_files_written_during_warm_up_are_evidence(
+    start: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", str(tmp_path / "tuned"))
+    worker = start("off")
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "autotune_configs.json").write_text("{}")
+    worker.compile_or_warm_up_model()
+    found = state(worker).compile
+    assert found is not None
+    assert (found.autotune_files, found.autotune_written, found.hit) == (1, 1, False)
+
+
 @pytest.mark.parametrize("mode", ["serve", "count"])
 def test_any_exception_is_a_named_failure(start: Any, mode: str) -> None:
     def broken(*_: Any) -> None:
