@@ -126,14 +126,18 @@ def test_names_are_those_of_the_contract() -> None:
         }
     )
     assert found == env.Settings("count", Path("/m"), Path("/d"), Path("/c"), "mlock", 9477, 8)
+    found = env.read_settings({names.ENV_DEVICE_GUARD: "0", names.ENV_HOST_GUARD: "10737418241"})
+    assert (found.device_guard, found.host_guard, found.problem) == (0, (10 << 30) + 1, None)
 
 
 def test_settings_default_and_are_refused_by_name() -> None:
     found = env.read_settings({names.ENV_DIR: "/d"})
     assert (found.mode, found.cold_directory, found.capture_slots) == ("off", Path("/d"), 64)
+    assert (found.device_guard, found.host_guard) == (8 << 30, 10 << 30)
     for name, value in (
         (names.ENV_MODE, "rowmap"), (names.ENV_TIER, "gpu"), (names.ENV_STATUS_PORT, "0"),
         (names.ENV_STATUS_PORT, "70000"), (names.ENV_CAPTURE_SLOTS, "-1"),
+        (names.ENV_DEVICE_GUARD, "8Gi"), (names.ENV_HOST_GUARD, "1125899906842625"),
     ):  # fmt: skip
         problem = env.read_settings({name: value}).problem
         assert problem is not None and problem.reason == "SettingInvalid"
