@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -225,33 +225,3 @@ def _fields(path: Path, separator: str | None) -> dict[str, int]:
         if len(parts) >= 2 and parts[1].isdigit():
             found[parts[0]] = int(parts[1])
     return found
-
-
-View = Callable[[int, int], Any]
-"""(device address, bytes) to a uint8 tensor over that memory."""
-
-
-def cuda_view(address: int, size: int) -> Any:
-    """A device tensor over registered host memory, uint8 [size], without a copy.
-
-    The array interface takes the very address CUDA gave for the block. vLLM's own helper takes a
-    pinned CPU tensor instead, and pins a copy where it does not see the tensor as pinned.
-    Raises HookError (PinFailed) when torch made a copy.
-    """
-    import torch
-
-    source = type("Interface", (), {})()
-    source.__cuda_array_interface__ = {
-        "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3,
-    }  # fmt: skip
-    found = torch.as_tensor(source, device="cuda")
-    if found.data_ptr() != address:
-        raise HookError("PinFailed", "torch copied pinned memory instead of reading it in place")
-    return found
-
-
-def host_view(address: int, size: int) -> Any:
-    """A CPU tensor over memory, uint8 [size], without a copy."""
-    import torch
-
-    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)

@@ -74,6 +74,26 @@ def test_phases_go_forward_and_the_first_failure_stays() -> None:
     assert found.error.reason == "MapInvalid" and found.error.message.startswith("one two x")
 
 
+def test_what_else_went_wrong_is_at_the_end_of_the_message() -> None:
+    status = make()
+    status.fail(env.HookError("SelfTestFailed", "x" * 1024))
+    status.add(env.HookError("UndoIncomplete", "layers [0]"))
+    error = parse(status).error
+    assert error is not None and (error.reason, len(error.message)) == ("SelfTestFailed", 1024)
+    assert error.message.endswith("xx; UndoIncomplete: layers [0]")
+    status = make()
+    status.add(env.HookError("UndoIncomplete", "layers [0]"))
+    error = parse(status).error
+    assert error is not None and error.reason == "UndoIncomplete"
+
+
+def test_a_gpus_residency_is_of_the_contract() -> None:
+    status = make()
+    status.set(residency={**FULL["residency"], "tier": "uva", "moveBytesPerSecond": 5 << 30})
+    found = parse(status).residency
+    assert found is not None and (found.tier, found.move_bytes_per_second) == ("uva", 5 << 30)
+
+
 def test_a_warning_keeps_the_phase() -> None:
     status = make()
     status.warn(env.HookError("StatusPortInUse", "port 1"))
