@@ -262,11 +262,12 @@ class CudaResidency:
             self._free(block)
 
     def wire(self) -> dict[str, Any]:
-        """Residency, as the status carries it."""
+        """Residency, as the status carries it: bytes of rows that are in one tier or the other."""
         sizes = [
             (count * part.layout.row_bytes, on_device)
             for layer in self._layers.values()
             for part in layer.parts
+            if not part.is_vector
             for count, on_device in layer.sides(part)
         ]
         total = sum(size for size, _ in sizes)

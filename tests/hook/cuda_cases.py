@@ -72,7 +72,7 @@ def rows_move_bit_for_bit_and_back() -> None:
     wire = made.wire()
     assert wire.pop("moveBytesPerSecond") > 0
     assert wire == {
-        "hotRows": 9, "coldRows": 12, "hotBytes": 9 * ROW + 21 * 4, "coldBytes": 12 * ROW,
+        "hotRows": 9, "coldRows": 12, "hotBytes": 9 * ROW, "coldBytes": 12 * ROW,
         "lockedBytes": 3 * 16384, "tier": "uva",
     }  # fmt: skip
     made.evict()
@@ -384,6 +384,21 @@ def layers_that_do_not_fit_back_are_told_and_served() -> None:
     undone(machine, found, before, used)
 
 
+def a_row_that_changed_in_its_tier_is_not_put_back_silently() -> None:
+    stand.use_installer()
+    machine = Machine()
+    found = stand.layers(machine.device)
+    made = residency(machine, found)
+    made.move(padded)
+    tiered = next(moved.tiered for moved in made._moved if moved.tiered.layer == 1)
+    tiered.cold_tensors["w2_weight_scale"][1].view(torch.uint8)[0] ^= 1  # of expert 2
+    failure = refused(made.undo)
+    assert failure.reason == "UndoIncomplete" and "layers [1] are served" in failure.message
+    assert "RowsChanged: layer 1 w2_weight_scale: rows [2]" in failure.message
+    assert INSTALLED == [1]
+    stand.INSTALLED.clear()
+
+
 def pinned_memory_that_cannot_be_given_back_does_not_stop_the_undo() -> None:
     stand.use_installer()
     machine = Machine()
@@ -407,6 +422,7 @@ CASES: list[Callable[[], None]] = [
     a_shortage_is_told_before_the_first_layer, memory_that_others_take_meanwhile_is_seen,
     offloaded_layers_go_to_the_device_and_back_to_host_memory,
     layers_that_do_not_fit_back_are_told_and_served,
+    a_row_that_changed_in_its_tier_is_not_put_back_silently,
     pinned_memory_that_cannot_be_given_back_does_not_stop_the_undo,
 ]  # fmt: skip
 

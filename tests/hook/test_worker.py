@@ -263,6 +263,25 @@ def test_the_device_decides_where_rows_go(start: Any, monkeypatch: pytest.Monkey
     assert made == {"CudaResidency": ([], {0: (1,)}, device, "pinned", (5, 10 << 30))}
 
 
+def test_a_gpu_kernel_that_nothing_splits_is_served_unhooked_and_named(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = SimpleNamespace(
+        moe_config=SimpleNamespace(num_local_experts=8, num_experts=8),
+        expert_map_manager=None,
+        quant_method=type("HummingMoEMethod", (), {"moe_kernel": None})(),
+    )
+    layer = model.MoeLayer(3, SimpleNamespace(routed_experts=container, is_monolithic=False))
+    monkeypatch.setattr(model, "find_layers", lambda _: [layer])
+    monkeypatch.setattr(Runner, "device", SimpleNamespace(type="cuda"))
+    worker = start("serve")
+    found = state(worker)
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "HookUnsupported")
+    assert "kernel of layer 3: found HummingMoEMethod" in found.error.message
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+
+
 class Capture:
     """Counting that breaks at its second step."""
 
