@@ -196,7 +196,7 @@ class CudaResidency:
         try:
             self._device.sync()  # copies into it may still be under way
             self._pinned.free(block)
-        except (env.HookError, OSError) as error:
+        except Exception as error:
             env.logger.warning("expertmaps: %d pinned bytes: %s", block.size, error)
 
     def _release(self, layer: Layer, undo: ExitStack) -> None:

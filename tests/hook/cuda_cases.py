@@ -400,17 +400,27 @@ def a_row_that_changed_in_its_tier_is_not_put_back_silently() -> None:
 
 
 def pinned_memory_that_cannot_be_given_back_does_not_stop_the_undo() -> None:
+    """Neither a refusal of the driver nor a device that has failed meanwhile."""
     stand.use_installer()
-    machine = Machine()
-    found = stand.layers(machine.device)
-    before = snapshot(found)
-    made = residency(machine, found)
-    made.move(padded)
-    original = machine.cuda.cudaHostUnregister
-    machine.cuda.cudaHostUnregister = lambda _: 1  # type: ignore[assignment,misc]
-    made.undo()
-    assert same(before, snapshot(found)) and not INSTALLED and not machine.libc.mapped
-    machine.cuda.cudaHostUnregister = original
+
+    def dead() -> None:
+        if not INSTALLED:  # the layer is whole again
+            raise RuntimeError("the device has failed")
+
+    for broken in ("driver", "device"):
+        machine = Machine()
+        found = stand.layers(machine.device, 1)
+        before = snapshot(found)
+        made = residency(machine, found)
+        made.move(padded)
+        if broken == "driver":
+            machine.cuda.cudaHostUnregister = lambda _: 1  # type: ignore[assignment,misc]
+        else:
+            machine.device.sync = dead  # type: ignore[method-assign]
+        made.undo()
+        assert same(before, snapshot(found)) and not INSTALLED
+        assert bool(machine.libc.mapped) == (broken == "device")
+        made.undo()
 
 
 CASES: list[Callable[[], None]] = [
