@@ -41,7 +41,10 @@ class Residency(Strict):
     hot_bytes: int = Field(ge=0)
     cold_bytes: int = Field(ge=0)
     locked_bytes: int = Field(ge=0)
-    tier: Literal["overlay", "mlock", "none"]
+    tier: Literal["overlay", "mlock", "uva", "none"]
+    """overlay, mlock: a CPU's cold rows in a mapped file. uva: a GPU's in pinned host memory."""
+    move_bytes_per_second: int | None = Field(default=None, ge=0)
+    """How fast rows were copied into the tiers, where that was measured."""
 
 
 class CompileEvidence(Strict):

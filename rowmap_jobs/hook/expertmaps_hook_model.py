@@ -9,16 +9,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import expertmaps_hook_checkpoint as checkpoint
+    from . import expertmaps_hook_installers as installers
+    from . import expertmaps_hook_tensors as tensors
     from .expertmaps_hook_env import HookError
     from .expertmaps_hook_map import ModelShape
     from .expertmaps_hook_runner import draft_model
 else:
     import expertmaps_hook_checkpoint as checkpoint
+    import expertmaps_hook_installers as installers
+    import expertmaps_hook_tensors as tensors
     from expertmaps_hook_env import HookError
     from expertmaps_hook_map import ModelShape
     from expertmaps_hook_runner import draft_model
@@ -42,9 +46,7 @@ UNREAD_TENSORS = frozenset(
 )  # fmt: skip
 """What INT4 checkpoints carry for each expert and no CPU kernel reads; they stay where they are."""
 
-ROUTING_TENSORS = frozenset({"_expert_map", "expert_map", "expert_mask", "e_score_correction_bias"})
-"""Small tables about routing that stay whole."""
-
+DEVICES = ("cpu", "cuda")
 SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -55,6 +57,8 @@ class MoeLayer:
     layer: int
     module: Any
     """The MoERunner."""
+    names: tuple[str, ...] = EXPERT_TENSORS
+    """Names of the tensors that may have a row for each expert."""
 
     @property
     def container(self) -> Any:
@@ -67,7 +71,7 @@ class MoeLayer:
 
     def tensors(self) -> dict[str, Any]:
         """Expert tensors by name, in a fixed order."""
-        found = ((name, getattr(self.container, name, None)) for name in EXPERT_TENSORS)
+        found = ((name, getattr(self.container, name, None)) for name in self.names)
         return {name: tensor for name, tensor in found if tensor is not None}
 
     def row_bytes(self) -> int:
@@ -96,6 +100,16 @@ def find_layers(model: Any) -> list[MoeLayer]:
     if len(set(ids)) != len(ids):
         raise HookError("LayersUnsupported", f"more than one expert block in a layer: {ids[:32]}")
     return layers
+
+
+def on_device(layers: list[MoeLayer], device: str) -> list[MoeLayer]:
+    """The layers with the expert tensors that a device's kernels have, scales included.
+
+    A layer's row is the same bytes in count and in serve mode, so maps fit. Raises HookError.
+    """
+    if device == "cpu":
+        return layers
+    return [replace(item, names=tensors.row_names(item.container, item.experts)) for item in layers]
 
 
 def check_config(config: Any) -> None:
@@ -129,8 +143,10 @@ def check_config(config: Any) -> None:
 
 def check_layers(layers: list[MoeLayer], device: str) -> None:
     """Refuse layers and tensors this hook does not know. Raises HookError."""
-    if device != "cpu":
-        raise HookError("DeviceUnsupported", f"device: found {device}, expected cpu")
+    if device not in DEVICES:
+        raise HookError(
+            "DeviceUnsupported", f"device: found {device}, expected {' or '.join(DEVICES)}"
+        )
     for item in layers:
         container, config = item.container, item.container.moe_config
         fused = getattr(container.expert_map_manager, "num_fused_shared_experts", 0)
@@ -145,7 +161,11 @@ def check_layers(layers: list[MoeLayer], device: str) -> None:
             )
         if item.module.is_monolithic:
             raise HookError("KernelUnsupported", f"layer {item.layer} has a monolithic kernel")
-        check_tensors(item)
+        if device == "cpu":
+            check_tensors(item)
+        else:
+            installers.installer(item.layer, container).check(item.module)
+            tensors.discover(item.layer, container, item.experts)
 
 
 def check_tensors(item: MoeLayer) -> None:
@@ -163,7 +183,7 @@ def check_tensors(item: MoeLayer) -> None:
         if tensor.data_ptr() in pointers:
             # Pointing the parameter elsewhere would leave this one behind.
             raise HookError("UnknownTensor", f"{place} is another view of an expert tensor")
-        if name not in ROUTING_TENSORS and name not in UNREAD_TENSORS:
+        if name not in tensors.ROUTING_TENSORS and name not in UNREAD_TENSORS:
             raise HookError("UnknownTensor", f"{place} has a row for each expert")
     for name, tensor in known.items():
         if int(tensor.shape[0]) != item.experts or not tensor.is_contiguous():

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import expertmaps_hook_env as env
     from . import expertmaps_hook_pages as pages
+    from . import expertmaps_hook_selftest as selftest
     from .expertmaps_hook_model import MoeLayer, row_size
 else:
     import expertmaps_hook_env as env
     import expertmaps_hook_pages as pages
+    import expertmaps_hook_selftest as selftest
     from expertmaps_hook_model import MoeLayer, row_size
 
 Probe = Callable[[MoeLayer, tuple[int, ...]], list[Any]]
@@ -81,11 +83,7 @@ class Residency:
                 kept.append(parameter.data)
                 self._point(segment, parameter)
         after = probe(item, hot) if probe is not None else []
-        for index, (whole, tiered) in enumerate(zip(before, after, strict=True)):
-            if not _same_bits(whole, tiered):
-                raise env.HookError(
-                    "SelfTestFailed", f"layer {item.layer}: output {index} is not the same bits"
-                )
+        selftest.compare(item.layer, before, after)
         kept.clear()
         for segment in self.segments:
             if segment.layer == item.layer:
@@ -201,16 +199,3 @@ def row_hashes(address: int, segment: pages.Segment) -> list[bytes]:
         return [one(row) for row in range(rows)]
     with ThreadPoolExecutor(max(1, min(8, len(os.sched_getaffinity(0))))) as pool:
         return list(pool.map(one, range(rows)))
-
-
-def _same_bits(left: Any, right: Any) -> bool:
-    return bool(
-        left.shape == right.shape
-        and (left.view(-1).view(_integer(left)) == right.view(-1).view(_integer(right))).all()
-    )
-
-
-def _integer(tensor: Any) -> Any:
-    import torch
-
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]

@@ -90,6 +90,18 @@ class Status:
         with self._lock:
             self._fields.setdefault("error", _wire_error(failure))
 
+    def add(self, failure: env.HookError) -> None:
+        """What else went wrong after the error that stands: appended to its message."""
+        with self._lock:
+            error = self._fields.get("error")
+            if error is None:
+                self._fields["error"] = _wire_error(failure)
+            else:
+                # The end is what is new: a long first message gives way.
+                text = f"; {failure}"[: env.MAX_MESSAGE]
+                kept = error["message"][: env.MAX_MESSAGE - len(text)]
+                self._fields["error"] = {**error, "message": kept + text}
+
     def ready(self) -> None:
         """Weights are in place and the engine has warmed up."""
         with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_selftest as selftest
     from .expertmaps_hook_autotune import Watch
     from .expertmaps_hook_counts import Counters
+    from .expertmaps_hook_cuda import CudaResidency
+    from .expertmaps_hook_device import CudaDevice
     from .expertmaps_hook_http import Published, publish
+    from .expertmaps_hook_plan import Bytes
     from .expertmaps_hook_rehome import Residency
     from .expertmaps_hook_status import Status, compile_evidence
 else:
@@ -32,7 +36,10 @@ else:
     import expertmaps_hook_selftest as selftest
     from expertmaps_hook_autotune import Watch
     from expertmaps_hook_counts import Counters
+    from expertmaps_hook_cuda import CudaResidency
+    from expertmaps_hook_device import CudaDevice
     from expertmaps_hook_http import publish
+    from expertmaps_hook_plan import Bytes
     from expertmaps_hook_rehome import Residency
     from expertmaps_hook_status import Status, compile_evidence
 
@@ -49,7 +56,7 @@ class Session:
     def __init__(self, worker: Any, settings: env.Settings, version: str) -> None:
         self.worker, self.settings = worker, settings
         self.status = Status(settings, version, int(worker.rank), _pod_ranks(worker))
-        self.residency: Residency | None = None
+        self.residency: Residency | CudaResidency | None = None
         self.capture: capture.Capture | None = None
         self._undo: list[Any] = []
         self._warm = self._closed = False
@@ -100,6 +107,7 @@ class Session:
         config, loaded = self.worker.vllm_config, self.runner.get_model()
         layers = model.find_layers(loaded)
         model.check_layers(layers, self.runner.device.type)
+        layers = model.on_device(layers, self.runner.device.type)
         shape = model.model_shape(layers, model.draft_layers(self.runner, layers))
         fingerprint = model.fingerprint(config, layers, shapes)
         self.status.set(fingerprint=fingerprint, geometry=model.wire_geometry(shape))
@@ -113,16 +121,28 @@ class Session:
     ) -> None:
         raw = rowmap.read_map(self.settings.map_path)
         chosen = rowmap.parse_map(raw, shape, fingerprint)
-        residency = Residency(layers, chosen.hot, self.settings.cold_directory, self.settings.tier)
+        residency = self._residency(layers, chosen.hot)
+        # Before the move: what a failed move could not put back is tried again, and told.
+        self._undo.append(residency.undo)
         residency.move(selftest.probe)
         self.residency = residency
-        self._undo.append(residency.undo)
         self._refuse_writers()
         self.status.set(
             generation=1, mapDigest=chosen.digest, rowSetDigest=chosen.row_set_digest,
             residency=residency.wire(),
         )  # fmt: skip
         env.logger.info("expertmaps: map %s in force: %s", chosen.digest, residency.wire())
+
+    def _residency(
+        self, layers: list[model.MoeLayer], hot: Mapping[int, tuple[int, ...]]
+    ) -> Residency | CudaResidency:
+        """Where the rows go on this worker's device. Raises HookError with nothing changed."""
+        settings, device = self.settings, self.runner.device
+        if device.type == "cpu":
+            return Residency(layers, hot, settings.cold_directory, settings.tier)
+        memory = CudaDevice(device)
+        guard = Bytes(settings.device_guard, settings.host_guard)
+        return CudaResidency(layers, hot, memory, memory.pinned(), guard)
 
     def _refuse_writers(self) -> None:
         """No weight changes under the hook: moved rows are read-only, and counts belong to the
@@ -217,14 +237,23 @@ class Session:
             # What was counted stays in the status; nothing more is.
             self.capture.close(failure.reason)
             self.capture = None
-        while self._undo:
-            try:
-                self._undo.pop()()
-            except Exception:
-                env.logger.exception("expertmaps: undo")
+        self._take_back()
         self.residency = None
         if self.publisher is not None:
             self.publisher.write()
+
+    def _take_back(self) -> None:
+        """Undo everything. What cannot be undone is told, and no weight update may write to it."""
+        complete = True
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:
+                env.logger.exception("expertmaps: undo")
+                self.status.add(env.as_failure(error, "UndoFailed"))
+                complete = False
+        if not complete:
+            self._refuse_writers()
 
     def close(self) -> None:
         """The engine stops: write what is there."""

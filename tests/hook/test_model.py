@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import expertmaps_hook_env as env
+import expertmaps_hook_installers as installers
 import expertmaps_hook_model as model
 import expertmaps_hook_selftest as selftest
 import pytest
@@ -119,7 +121,7 @@ def refused(item: model.MoeLayer, device: str = "cpu") -> env.HookError:
 
 
 def test_layers_are_refused_by_name() -> None:
-    assert refused(layer(), "cuda").reason == "DeviceUnsupported"
+    assert refused(layer(), "xpu").reason == "DeviceUnsupported"
     item = layer()
     item.module.is_monolithic = True
     assert refused(item).reason == "KernelUnsupported"
@@ -129,6 +131,50 @@ def test_layers_are_refused_by_name() -> None:
     item = layer()
     item.container.moe_config.num_experts = 16
     assert refused(item).reason == "ExpertParallelUnsupported"
+
+
+def test_a_gpu_kernel_that_nothing_splits_is_refused_by_its_class() -> None:
+    class BatchedDeepGemmExperts:
+        pass
+
+    item = layer(7)
+    item.container.quant_method.moe_kernel.fused_experts = BatchedDeepGemmExperts()
+    failure = refused(item, "cuda")
+    assert failure.reason == "HookUnsupported"
+    assert "kernel of layer 7: found BatchedDeepGemmExperts" in failure.message
+    # A method that runs its kernel itself.
+    item.container.quant_method = type("GptqMethod", (), {"moe_kernel": None})()
+    assert "found GptqMethod" in refused(item, "cuda").message
+
+
+def test_an_installer_refuses_a_layer_it_cannot_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TritonExperts:
+        pass
+
+    def check(module: Any) -> None:
+        raise env.HookError("HookUnsupported", f"LoRA is active on {module.routed_experts.top_k}")
+
+    installer = ModuleType("installer_of_the_test")
+    installer.check = check  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, installer.__name__, installer)
+    monkeypatch.setitem(installers.INSTALLERS, "TritonExperts", installer.__name__)
+    item = layer(7)
+    item.container.quant_method.moe_kernel.fused_experts = TritonExperts()
+    assert refused(item, "cuda").message == "LoRA is active on 2"
+
+
+def test_a_row_on_a_gpu_has_its_scales() -> None:
+    class TritonExperts:
+        pass
+
+    item = layer(
+        w13_weight_scale=Tensor(8, 4, 1, size=4), w2_bias=Tensor(8), w2_weight_scale=Tensor(1)
+    )
+    item.container.quant_method.moe_kernel.fused_experts = TritonExperts()
+    assert model.on_device([item], "cpu") == [item]
+    (moved,) = model.on_device([item], "cuda")
+    assert list(moved.tensors()) == ["w13_weight", "w2_weight", "w13_weight_scale"]
+    assert moved.row_bytes() == 2 * (12 + 6) + 4 * 4
 
 
 def test_unknown_expert_tensors_are_named_wherever_they_are() -> None:

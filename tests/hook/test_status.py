@@ -77,6 +77,26 @@ def test_phases_go_forward_and_the_first_failure_stays() -> None:
     assert found.error.reason == "MapInvalid" and found.error.message.startswith("one two x")
 
 
+def test_what_else_went_wrong_is_at_the_end_of_the_message() -> None:
+    status = make()
+    status.fail(env.HookError("SelfTestFailed", "x" * 1024))
+    status.add(env.HookError("UndoIncomplete", "layers [0]"))
+    error = parse(status).error
+    assert error is not None and (error.reason, len(error.message)) == ("SelfTestFailed", 1024)
+    assert error.message.endswith("xx; UndoIncomplete: layers [0]")
+    status = make()
+    status.add(env.HookError("UndoIncomplete", "layers [0]"))
+    error = parse(status).error
+    assert error is not None and error.reason == "UndoIncomplete"
+
+
+def test_a_gpus_residency_is_of_the_contract() -> None:
+    status = make()
+    status.set(residency={**FULL["residency"], "tier": "uva", "moveBytesPerSecond": 5 << 30})
+    found = parse(status).residency
+    assert found is not None and (found.tier, found.move_bytes_per_second) == ("uva", 5 << 30)
+
+
 def test_a_warning_keeps_the_phase() -> None:
     status = make()
     status.warn(env.HookError("StatusPortInUse", "port 1"))
@@ -129,14 +149,18 @@ def test_names_are_those_of_the_contract() -> None:
         }
     )
     assert found == env.Settings("count", Path("/m"), Path("/d"), Path("/c"), "mlock", 9477, 8)
+    found = env.read_settings({names.ENV_DEVICE_GUARD: "0", names.ENV_HOST_GUARD: "10737418241"})
+    assert (found.device_guard, found.host_guard, found.problem) == (0, (10 << 30) + 1, None)
 
 
 def test_settings_default_and_are_refused_by_name() -> None:
     found = env.read_settings({names.ENV_DIR: "/d"})
     assert (found.mode, found.cold_directory, found.capture_slots) == ("off", Path("/d"), 64)
+    assert (found.device_guard, found.host_guard) == (8 << 30, 10 << 30)
     for name, value in (
         (names.ENV_MODE, "rowmap"), (names.ENV_TIER, "gpu"), (names.ENV_STATUS_PORT, "0"),
         (names.ENV_STATUS_PORT, "70000"), (names.ENV_CAPTURE_SLOTS, "-1"),
+        (names.ENV_DEVICE_GUARD, "8Gi"), (names.ENV_HOST_GUARD, "1125899906842625"),
     ):  # fmt: skip
         problem = env.read_settings({name: value}).problem
         assert problem is not None and problem.reason == "SettingInvalid"

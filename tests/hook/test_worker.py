@@ -261,6 +261,67 @@ def test_a_late_failure_puts_rows_and_methods_back(
     assert worker.reload_weights() == "reloaded"
 
 
+def test_rows_that_cannot_be_put_back_are_told_and_stay_guarded(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(Rows):
+        def move(self, _: Any) -> None:
+            raise env.HookError("SelfTestFailed", "layer 3")
+
+        def undo(self) -> None:
+            self.done.append("undo")
+            raise env.HookError("UndoIncomplete", "layers [0, 1] are served from their tiers still")
+
+    rows = Stuck()
+    worker = start("serve", hook=serving(rows, monkeypatch))
+    found = state(worker)
+    assert found.error is not None and rows.done == ["undo"]
+    assert (found.phase, found.generation, found.error.reason) == ("Failed", 0, "SelfTestFailed")
+    assert found.error.message == (
+        "layer 3; UndoIncomplete: layers [0, 1] are served from their tiers still"
+    )
+    with pytest.raises(RuntimeError, match="WeightReloadUnsupported"):
+        worker.reload_weights()
+
+
+def test_the_device_decides_where_rows_go(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU gets tiers with the guards of the settings, a CPU the mapped file."""
+    made: dict[str, tuple[Any, ...]] = {}
+    device = SimpleNamespace(pinned=lambda: "pinned")
+    monkeypatch.setattr(worker_module, "CudaDevice", lambda _: device)
+    for name in ("CudaResidency", "Residency"):
+        monkeypatch.setattr(
+            worker_module, name, lambda *found, name=name: made.setdefault(name, found)
+        )
+    monkeypatch.setenv("EXPERTMAPS_DEVICE_GUARD_BYTES", "5")
+    monkeypatch.setenv("EXPERTMAPS_COLD_DIR", "/cold")
+    started = session(start("off"))
+    started._residency([], {0: (1,)})
+    assert made.pop("Residency") == ([], {0: (1,)}, Path("/cold"), "overlay")
+    started.runner.device = SimpleNamespace(type="cuda")
+    started._residency([], {0: (1,)})
+    assert made == {"CudaResidency": ([], {0: (1,)}, device, "pinned", (5, 10 << 30))}
+
+
+def test_a_gpu_kernel_that_nothing_splits_is_served_unhooked_and_named(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = SimpleNamespace(
+        moe_config=SimpleNamespace(num_local_experts=8, num_experts=8),
+        expert_map_manager=None,
+        quant_method=type("HummingMoEMethod", (), {"moe_kernel": None})(),
+    )
+    layer = model.MoeLayer(3, SimpleNamespace(routed_experts=container, is_monolithic=False))
+    monkeypatch.setattr(model, "find_layers", lambda _: [layer])
+    monkeypatch.setattr(Runner, "device", SimpleNamespace(type="cuda"))
+    worker = start("serve")
+    found = state(worker)
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "HookUnsupported")
+    assert "kernel of layer 3: found HummingMoEMethod" in found.error.message
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+
+
 class Capture:
     """Counting that breaks at its second step."""
 

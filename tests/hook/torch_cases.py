@@ -22,6 +22,7 @@ import expertmaps_hook_env as env
 import expertmaps_hook_model as model
 import expertmaps_hook_pages as pages
 import expertmaps_hook_rehome as rehome
+import expertmaps_hook_selftest as selftest
 
 WORK = Path(sys.argv[2])
 EXPERTS = 7
@@ -302,8 +303,8 @@ def moving_and_undoing_hold_one_layer_twice() -> None:
 
 def minus_zero_and_nan_are_compared_by_bits() -> None:
     zero = torch.tensor([0.0, float("nan")])
-    assert rehome._same_bits(zero, zero.clone())
-    assert not rehome._same_bits(zero, torch.tensor([-0.0, float("nan")]))
+    assert selftest.same_bits(zero, zero.clone())
+    assert not selftest.same_bits(zero, torch.tensor([-0.0, float("nan")]))
 
 
 CASES: list[Callable[[], None]] = [
