@@ -5,24 +5,23 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)]
-import interpreted  # isort: skip  # noqa: F401
-
 import dataclasses
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, sys.argv[1])
 
 import expertmaps_hook_env as env
 import expertmaps_hook_sides as sides
 import expertmaps_hook_split as split
 import expertmaps_hook_split_triton as split_triton
+import interpreted  # noqa: F401  (before vLLM)
 import split_layers as made
 import torch
 
@@ -238,7 +237,7 @@ def tiers_that_do_not_fit_are_refused_with_nothing_changed() -> None:
         ("TiersInvalid", "1 of them unfilled", {"slot_of": twice}),
         ("TiersInvalid", "int64", {"slot_of": good.slot_of.long()}),
         ("TiersInvalid", "9 hot rows", {"hot": 9}),
-        ("UnknownTensor", "w2_weight has [4, 64, 32] in a tier, expected 5", {"cold_tensors": short}),
+        ("UnknownTensor", "has [4, 64, 32] in a tier, expected 5", {"cold_tensors": short}),
         ("UnknownTensor", "w13_weight_scale has nothing", {"cold_tensors": lost}),
         ("UnknownTensor", "rows differ", {"cold_tensors": other}),
     ):  # fmt: skip

@@ -150,9 +150,11 @@ def triton_layer(
         quant = moe.biased_moe_quant_config(made.w13_bias, made.w2_bias)
     else:
         quant = moe.fp8_w8a8_moe_quant_config(
-            w1_scale=made.w13_weight_scale, w2_scale=made.w2_weight_scale,
-            per_act_token_quant=kind == "channel", block_shape=[32, 32] if kind == "block" else None,
-        )  # fmt: skip
+            w1_scale=made.w13_weight_scale,
+            w2_scale=made.w2_weight_scale,
+            per_act_token_quant=kind == "channel",
+            block_shape=[32, 32] if kind == "block" else None,
+        )
     made.hold(TritonExperts(moe_config(experts, top_k, hidden, inner), quant))
     return made
 
