@@ -10,36 +10,23 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
-import expertmaps_hook_env as env
 import expertmaps_hook_sides as sides
 import expertmaps_hook_split as split
 import expertmaps_hook_split_triton as split_triton
 import interpreted  # noqa: F401  (before vLLM)
 import split_layers as made
 import torch
+from split_layers import refused, replaced
 
 WORK = Path(sys.argv[2])
 KINDS = ("bf16", "bias", "block", "channel", "tensor")
 EXAMPLES = 50
-
-
-@contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    before = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
 
 
 def both(
@@ -216,15 +203,6 @@ def tiles_are_those_of_all_experts() -> None:
         del os.environ["VLLM_TUNED_CONFIG_FOLDER"]
 
 
-def refused(reason: str, part: str, act: Callable[[], Any]) -> None:
-    try:
-        act()
-    except env.HookError as failure:
-        assert failure.reason == reason and part in failure.message, failure
-    else:
-        raise AssertionError(f"no {reason}: {part}")
-
-
 def tiers_that_do_not_fit_are_refused_with_nothing_changed() -> None:
     layer = made.triton_layer("block", 8, 2, 64, 32, 0)
     good = made.tier(layer, made.order_of(8, 0), 3)
@@ -324,11 +302,5 @@ CASES: list[Callable[[], None]] = [
 
 if __name__ == "__main__":
     WORK.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
     made.stand_in()
-    for case in CASES:
-        if len(sys.argv) > 3 and case.__name__ not in sys.argv[3:]:
-            continue
-        case()
-        print(case.__name__, flush=True)
-    print("done")
+    made.run_cases(CASES, sys.argv[3:])

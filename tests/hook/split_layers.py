@@ -7,9 +7,12 @@ quantisation. They stand for the GPU's and serve the whole and the split layer a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import expertmaps_hook_env as env
 import expertmaps_hook_split as split
 import expertmaps_hook_tiers as tiers
 import torch
@@ -217,3 +220,34 @@ def run(container: Container, ids: Any, weights: Any, hidden: Any) -> Any:
         expert_tokens_meta=None, apply_router_weight_on_input=False,
     )  # fmt: skip
     return output
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def refused(reason: str, part: str, act: Callable[[], Any]) -> None:
+    try:
+        act()
+    except env.HookError as failure:
+        assert failure.reason == reason and part in failure.message, failure
+    else:
+        raise AssertionError(f"no {reason}: {part}")
+
+
+def run_cases(cases: list[Callable[[], None]], wanted: list[str]) -> None:
+    """Run them all, or those that are named; prints the name of each that holds."""
+    torch.manual_seed(0)
+    for case in cases:
+        if not wanted or case.__name__ in wanted:
+            case()
+            print(case.__name__, flush=True)
+    print("done")

@@ -33,3 +33,7 @@ def cases_of(script: str, work: Path) -> list[str]:
 
 def test_triton_experts(tmp_path: Path) -> None:
     assert len(cases_of("split_cases.py", tmp_path / "work")) == 11
+
+
+def test_marlin_experts(tmp_path: Path) -> None:
+    assert len(cases_of("split_marlin_cases.py", tmp_path / "work")) == 6
