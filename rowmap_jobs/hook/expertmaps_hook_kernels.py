@@ -105,7 +105,7 @@ def finalize(
     if not tokens:
         return
     block = min(MAX_COLUMNS, triton.next_power_of_2(columns))
-    together = 1 if tokens <= 512 else 8
+    together = 1 if tokens <= 64 else 8
     grid = (triton.cdiv(tokens, together), triton.cdiv(columns, block))
     finalize_kernel[grid](
         output, hot_rows, hot_index.contiguous(), cold_rows, cold_index.contiguous(),

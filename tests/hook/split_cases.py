@@ -16,10 +16,10 @@ from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
+import cpu_triton  # noqa: F401  (before triton and vLLM)
 import expertmaps_hook_sides as sides
 import expertmaps_hook_split as split
 import expertmaps_hook_split_triton as split_triton
-import interpreted  # noqa: F401  (before vLLM)
 import split_layers as made
 import torch
 from split_layers import refused, replaced

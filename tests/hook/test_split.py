@@ -37,3 +37,14 @@ def test_triton_experts(tmp_path: Path) -> None:
 
 def test_marlin_experts(tmp_path: Path) -> None:
     assert len(cases_of("split_marlin_cases.py", tmp_path / "work")) == 6
+
+
+def test_trtllm_experts_and_the_two_kernels(tmp_path: Path) -> None:
+    assert len(cases_of("split_trtllm_cases.py", tmp_path / "work")) == 7
+
+
+def test_kernels_compile_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ampere, Hopper and Blackwell; the sum is fused multiply-adds alone."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert cases_of("split_compile.py", tmp_path / "work") == ["sm_80", "sm_90", "sm_100"]

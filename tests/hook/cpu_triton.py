@@ -40,29 +40,49 @@ class _CpuBackend(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _as_numbers(handle: Any) -> Any:
-    """A bf16 operand as fp32 with the same values."""
+def _widened(handle: Any) -> Any:
+    """A bf16 operand as fp32 with the same values; others as they are."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
     if handle.dtype.scalar != tl.bfloat16:
         return handle
-    wide = (handle.data.astype(np.uint32) << 16).view(np.float32)
-    return TensorHandle(wide, tl.float32)
+    return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
-def _mend_dot() -> None:
-    """The interpreter multiplies bf16 matrices as the integers of their bits; here as numbers."""
+def _rounded(handle: Any) -> Any:
+    """An fp32 operand as bf16, to nearest, ties to even, as GPUs round."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    bits = np.ascontiguousarray(handle.data).view(np.uint32)
+    near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    near = np.where(np.isnan(handle.data), (bits >> 16) | 0x40, near)
+    return TensorHandle(near.astype(np.uint16), tl.bfloat16)
+
+
+def _mend_bf16() -> None:
+    """The interpreter multiplies bf16 as the integers of their bits and cuts off fp32: mended."""
+    import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder
 
-    original = InterpreterBuilder.create_dot
+    dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
     def create_dot(self: Any, a: Any, b: Any, *args: Any) -> Any:
-        return original(self, _as_numbers(a), _as_numbers(b), *args)
+        return dot(self, _widened(a), _widened(b), *args)
 
-    InterpreterBuilder.create_dot = create_dot
+    def cast_impl(self: Any, handle: Any, kind: Any) -> Any:
+        pair = (handle.dtype.scalar, kind.scalar)
+        if pair == (tl.bfloat16, tl.float32):
+            return _widened(handle)
+        if pair == (tl.float32, tl.bfloat16):
+            return _rounded(handle)
+        return cast(self, handle, kind)
+
+    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
 
 
 sys.meta_path.insert(0, _CpuBackend())
-_mend_dot()
+_mend_bf16()
