@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 
 import expertmaps_hook_kernels as kernels
+import plain_experts
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-POINTERS = {"ids", "slot_of", "hot_ids", "cold_ids", "hot_index", "cold_index"}
-ROWS = {"output", "hot_rows", "cold_rows"}
+POINTERS = {
+    "ids", "slot_of", "hot_ids", "cold_ids", "hot_index", "cold_index", "sorted_ids", "expert_ids",
+}  # fmt: skip
+ROWS = {"output", "hot_rows", "cold_rows", "a", "b", "c"}
 
 
 def assembly(function: object, architecture: int, **constants: int) -> str:
@@ -24,8 +29,10 @@ def assembly(function: object, architecture: int, **constants: int) -> str:
     for name in function.arg_names:  # type: ignore[attr-defined]
         kind = "*i32" if name in POINTERS else "*bf16" if name in ROWS else "i32"
         signature[name] = "constexpr" if name in constants else kind
-    if "weights" in signature:
-        signature["weights"] = "*fp32"
+    for name in {"weights", "scale"} & set(signature):
+        signature[name] = "*fp32"
+    if "routes" in signature:
+        signature["count"] = "*i32"
     source = ASTSource(function, signature, constexprs=constants)
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
     assert made.asm["cubin"]
@@ -39,5 +46,9 @@ for architecture in (80, 90, 100):
         # One rounding a route: a product that is rounded by itself would be another sum.
         assert "fma.rn.f32" in text or "fma.rn.ftz.f32" in text
         assert "mul.f32" not in text and "add.f32" not in text
+    assembly(
+        plain_experts.grouped_gemm, architecture, top_k=6, weighted=True, block_m=16, block_n=64,
+        block_k=64,
+    )  # fmt: skip
     print(f"sm_{architecture}", flush=True)
 print("done")
