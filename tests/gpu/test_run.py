@@ -35,7 +35,7 @@ def interpreted(root: Path) -> tuple[int, dict[str, Any]]:
 def test_split_is_the_whole_without_vllm() -> None:
     code, report = interpreted(ROOT)
     assert (code, report["wrong"]) == (0, [])
-    assert report["compared"] >= 28 and report["device"] == "interpreter"
+    assert report["compared"] >= 24 and report["device"] == "interpreter"
     assert os.access(ROOT / "tests" / "gpu" / "run", os.X_OK)
 
 
