@@ -15,7 +15,7 @@ import pytest
 from rowmap_jobs.hook import manifest
 
 MODULES = sorted(name for name in manifest.files() if name.endswith(".py"))
-ALLOWED = set(sys.stdlib_module_names) | {"torch", "numpy", "vllm"}
+ALLOWED = set(sys.stdlib_module_names) | {"torch", "triton", "numpy", "vllm"}
 
 
 def in_mount(mount: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -81,7 +81,7 @@ def test_entry_point_loads_light_from_the_mount(tmp_path: Path) -> None:
         "assert len(found) == 1 and found[0].dist.name == 'expertmaps-hook', found\n"
         "register = found[0].load()\n"
         "register()\n"
-        "print(json.dumps([m for m in ('torch', 'numpy', 'vllm') if m in sys.modules]))\n"
+        "print(json.dumps([m for m in ('torch', 'triton', 'numpy', 'vllm') if m in sys.modules]))\n"
     )
     done = in_mount(mount, code)
     assert done.returncode == 0, done.stderr

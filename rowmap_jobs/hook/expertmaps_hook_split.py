@@ -1,0 +1,123 @@
+"""Split a layer's kernel over two tiers: which kernels can be, and the switch itself.
+
+The residency calls `check` before it moves a row, `install` once the layer's rows have moved, and
+the returned function to go back. Between the two the layer's weights are only read through the
+tiers; what stays in the container's parameters is asked for its shape alone (`shell`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import expertmaps_hook_split_marlin as marlin
+    from . import expertmaps_hook_split_triton as triton_experts
+    from . import expertmaps_hook_split_trtllm as trtllm
+    from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_sides import sides, strangers
+    from .expertmaps_hook_tiers import TieredLayer
+else:
+    import expertmaps_hook_split_marlin as marlin
+    import expertmaps_hook_split_triton as triton_experts
+    import expertmaps_hook_split_trtllm as trtllm
+    from expertmaps_hook_env import HookError
+    from expertmaps_hook_sides import sides, strangers
+
+EXPERTS = "vllm.model_executor.layers.fused_moe.experts."
+BACKENDS: dict[str, Any] = {
+    EXPERTS + "triton_moe.TritonExperts": triton_experts,
+    EXPERTS + "marlin_moe.MarlinExperts": marlin,
+    EXPERTS + "trtllm_mxfp4_moe.TrtLlmMxfp4ExpertsModular": trtllm,
+}
+"""vLLM's kernel classes that can be split, by full name. A subclass is another kernel."""
+
+
+def reason(module: Any) -> str | None:
+    """Why a layer (MoERunner or its container) cannot be split, or None."""
+    container = _container(module)
+    experts = _experts(container)
+    if experts is None:
+        return (
+            f"kernel: found {type(container).__name__} with "
+            f"{type(getattr(container, 'quant_method', None)).__name__}, which has no seam; "
+            f"expected one of {_known()}"
+        )
+    backend = BACKENDS.get(_full_name(experts))
+    if backend is None:
+        kind = "monolithic kernel" if experts.is_monolithic() else "kernel"
+        return f"{kind}: found {type(experts).__name__}, expected one of {_known()}"
+    config = experts.moe_config
+    count = int(config.num_local_experts)
+    refused = (
+        (count != int(config.num_experts) or container.expert_map is not None, "expert parallel"),
+        (getattr(container.expert_map_manager, "num_fused_shared_experts", 0), "shared experts"),
+    )
+    for found, what in refused:
+        if found:
+            return f"kernel: {type(experts).__name__} with {what}"
+    why = backend.reason(experts)
+    if why is None:
+        unknown = next(strangers(experts, count, backend.ROLES), None)
+        why = unknown and f"{unknown} has a row for each expert and is not known"
+    return f"kernel: {type(experts).__name__}: {why}" if why else None
+
+
+def check(module: Any) -> None:
+    """Refuse a layer that cannot be split. Raises HookError (HookUnsupported)."""
+    why = reason(module)
+    if why is not None:
+        raise HookError("HookUnsupported", why)
+
+
+def install(module: Any, tiered: TieredLayer) -> Callable[[], None]:
+    """Let the layer's kernel read its experts from the tiers; returns what takes this back.
+
+    Raises HookError (HookUnsupported, TiersInvalid, UnknownTensor) with nothing changed.
+    """
+    check(module)
+    container = _container(module)
+    experts = _experts(container)
+    backend = BACKENDS[_full_name(experts)]
+    passes = sides(container, experts, tiered, backend.ROLES)
+    replaced = backend.replacements(experts, passes, tiered.slot_of)
+    taken = sorted(name for name in replaced if name in vars(experts))
+    if taken:
+        raise HookError(
+            "HookUnsupported",
+            f"layer {tiered.layer}: {', '.join(taken)} is replaced already",
+        )
+    for name, function in replaced.items():
+        setattr(experts, name, function)
+
+    def undo() -> None:
+        for name, function in replaced.items():
+            if vars(experts).get(name) is function:
+                delattr(experts, name)
+
+    return undo
+
+
+def shell(tensor: Any) -> Any:
+    """A tensor of the same shape, type and device that owns one element.
+
+    For a parameter whose rows were moved: vLLM reads the problem's size from its shape.
+    """
+    return tensor.new_zeros((1,) * tensor.dim()).expand(tensor.shape)
+
+
+def _container(module: Any) -> Any:
+    return getattr(module, "routed_experts", module)
+
+
+def _experts(container: Any) -> Any:
+    kernel = getattr(getattr(container, "quant_method", None), "moe_kernel", None)
+    return getattr(kernel, "fused_experts", None)
+
+
+def _full_name(experts: Any) -> str:
+    return f"{type(experts).__module__}.{type(experts).__qualname__}"
+
+
+def _known() -> str:
+    return ", ".join(name.rpartition(".")[2] for name in BACKENDS)
