@@ -28,7 +28,9 @@ class Installer(Protocol):
         """Let the layer's kernel read its experts from the tiers; returns what undoes it."""
 
 
-INSTALLERS: dict[str, str] = {}
+INSTALLERS: dict[str, str] = dict.fromkeys(
+    ("TritonExperts", "MarlinExperts", "TrtLlmMxfp4ExpertsModular"), "expertmaps_hook_split"
+)
 """Name of vLLM's kernel class to the name of its installer module."""
 
 WEIGHTS = ("w13_weight", "w2_weight", "w13_bias", "w2_bias")
