@@ -1,4 +1,4 @@
-"""Which kernels can read a layer from two tiers, and which of their tensors have expert rows.
+"""Which kernels can read a layer from two tiers, and the tensors that each is given.
 
 An installer is a module with `check(module)`, which raises HookError (HookUnsupported) for a layer
 it cannot split, and `install(module, tiered)`, which lets the layer's kernel read a TieredLayer
@@ -33,34 +33,33 @@ INSTALLERS: dict[str, str] = dict.fromkeys(
 )
 """Name of vLLM's kernel class to the name of its installer module."""
 
-WEIGHTS = ("w13_weight", "w2_weight", "w13_bias", "w2_bias")
-SCALES = ("w13_weight_scale", "w2_weight_scale")
-BLOCK_SCALES = ("w13_weight_scale_inv", "w2_weight_scale_inv")
-DESCRIBED = ("w1_scale", "w2_scale", "w1_bias", "w2_bias")
-"""Names of what only the kernel's quantisation config holds."""
+SCALED = ("w1_scale", "w2_scale", "w1_bias", "w2_bias")
+ROLES: dict[str, tuple[str, ...]] = {
+    "TritonExperts": SCALED,
+    "MarlinExperts": (*SCALED, "w1_zp", "w2_zp"),
+    "TrtLlmMxfp4ExpertsModular": (*SCALED, "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
+}
+"""What a kernel's passes are given beside the two weights, as attributes of the kernel's object."""
 
-TENSORS: dict[str, tuple[str, ...]] = {
-    "TritonExperts": (*WEIGHTS, *SCALES, *BLOCK_SCALES, *DESCRIBED),
-    "MarlinExperts": (*WEIGHTS, *SCALES, *DESCRIBED),
-    "TrtLlmMxfp4ExpertsModular": (
-        *WEIGHTS, *SCALES, *DESCRIBED, "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit",
-    ),
-}  # fmt: skip
-"""Tensors with a row for each expert that a kernel's passes are given. Any other is refused."""
+
+def fused_experts(container: Any) -> Any:
+    """vLLM's kernel object of a layer; None where its method runs a kernel by itself."""
+    kernel = getattr(getattr(container, "quant_method", None), "moe_kernel", None)
+    return getattr(kernel, "fused_experts", None)
 
 
 def kernel_class(container: Any) -> str:
     """Name of the class of a layer's kernel, or of what stands in its place."""
-    method = getattr(container, "quant_method", None)
-    kernel = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
-    return type(method if kernel is None else kernel).__name__
+    experts = fused_experts(container)
+    stands = getattr(container, "quant_method", None) if experts is None else experts
+    return type(stands).__name__
 
 
 def installer(layer: int, container: Any) -> Installer:
     """What splits a layer's kernel. Raises HookError (HookUnsupported) naming its class."""
     name = kernel_class(container)
-    if name not in INSTALLERS or name not in TENSORS:
-        known = ", ".join(sorted(set(INSTALLERS) & set(TENSORS))) or "none"
+    if name not in INSTALLERS or name not in ROLES:
+        known = ", ".join(sorted(set(INSTALLERS) & set(ROLES))) or "none"
         raise HookError(
             "HookUnsupported", f"kernel of layer {layer}: found {name}, expected one of: {known}"
         )

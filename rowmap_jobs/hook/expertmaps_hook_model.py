@@ -27,25 +27,6 @@ else:
     from expertmaps_hook_map import ModelShape
     from expertmaps_hook_runner import draft_model
 
-EXPERT_TENSORS = (
-    "w13_weight", "w2_weight", "w13_bias", "w2_bias",
-    "w13_weight_scale", "w2_weight_scale", "w13_weight_scale_inv", "w2_weight_scale_inv",
-    "w13_weight_zero_point", "w2_weight_zero_point",
-    "w13_scales", "w2_scales", "w13_qzeros", "w2_qzeros",
-)  # fmt: skip
-"""Tensors with one row for each expert: weights, biases, then the scales and zero points of vLLM's
-FP8, MXFP4, INT8 and INT4 formats. Any other with that first dimension is refused."""
-
-UNREAD_TENSORS = frozenset(
-    f"{part}_{name}"
-    for part in ("w13", "w2")
-    for name in (
-        "g_idx", "g_idx_sort_indices", "weight_g_idx", "weight_shape", "input_scale",
-        "input_global_scale",
-    )
-)  # fmt: skip
-"""What INT4 checkpoints carry for each expert and no CPU kernel reads; they stay where they are."""
-
 DEVICES = ("cpu", "cuda")
 SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -57,7 +38,7 @@ class MoeLayer:
     layer: int
     module: Any
     """The MoERunner."""
-    names: tuple[str, ...] = EXPERT_TENSORS
+    names: tuple[str, ...] = tensors.EXPERT_TENSORS
     """Names of the tensors that may have a row for each expert."""
 
     @property
@@ -171,7 +152,7 @@ def check_layers(layers: list[MoeLayer], device: str) -> None:
 def check_tensors(item: MoeLayer) -> None:
     """Refuse a tensor with a row for each expert that is not known. Raises HookError."""
     known = item.tensors()
-    for name in EXPERT_TENSORS[:2]:
+    for name in tensors.EXPERT_TENSORS[:2]:
         if name not in known:
             raise HookError("UnknownTensor", f"layer {item.layer} has no {name}")
     owned = {id(tensor) for tensor in known.values()}
@@ -183,7 +164,7 @@ def check_tensors(item: MoeLayer) -> None:
         if tensor.data_ptr() in pointers:
             # Pointing the parameter elsewhere would leave this one behind.
             raise HookError("UnknownTensor", f"{place} is another view of an expert tensor")
-        if name not in tensors.ROUTING_TENSORS and name not in UNREAD_TENSORS:
+        if name not in tensors.ROUTING_TENSORS and name not in tensors.UNREAD_TENSORS:
             raise HookError("UnknownTensor", f"{place} has a row for each expert")
     for name, tensor in known.items():
         if int(tensor.shape[0]) != item.experts or not tensor.is_contiguous():

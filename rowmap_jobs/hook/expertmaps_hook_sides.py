@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_tensors import DESCRIPTORS, FIELDS, per_expert
     from .expertmaps_hook_tiers import TieredLayer
 else:
     from expertmaps_hook_env import HookError
+    from expertmaps_hook_tensors import DESCRIPTORS, FIELDS, per_expert
 
 WEIGHTS = {"w1": "w13_weight", "w2": "w2_weight"}
 """The container's names of the two weights; other roles are the experts object's attributes."""
-
-DESCRIPTORS = ("_a1", "_a2", "_w1", "_w2")
-FIELDS = ("scale", "alpha_or_gscale", "zp", "bias")
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,14 @@ def sides(
     `container` owns the parameters, `experts` is vLLM's kernel object whose attributes `roles`
     are handed to the kernel beside the two weights. Raises HookError (TiersInvalid, UnknownTensor).
     """
-    order = _slot_order(tiered)
-    found = {role: _parts(container, role, None, tiered, order) for role in WEIGHTS}
+    _check_slots(tiered)
+    found = {role: _parts(container, role, None, tiered) for role in WEIGHTS}
     for role in roles:
         tensor = getattr(experts, role, None)
         if tensor is None:
             continue
         if per_expert(tensor, tiered.experts):
-            found[role] = _parts(container, role, tensor, tiered, order)
+            found[role] = _parts(container, role, tensor, tiered)
         else:
             found[role] = (tensor, tensor)  # one for all experts
     made = []
@@ -71,8 +70,8 @@ def sides(
     return tuple(made)
 
 
-def _slot_order(tiered: TieredLayer) -> list[int]:
-    """Expert of each slot. Raises HookError when the slots are no permutation."""
+def _check_slots(tiered: TieredLayer) -> None:
+    """Raises HookError when the slots are no permutation."""
     slots = tiered.slot_of.tolist()
     order = [-1] * tiered.experts
     for expert, slot in enumerate(slots):
@@ -88,21 +87,13 @@ def _slot_order(tiered: TieredLayer) -> list[int]:
         raise HookError(
             "TiersInvalid", f"layer {tiered.layer}: slots of {tiered.slot_of.dtype}, expected int32"
         )
-    return order
 
 
-def _parts(
-    container: Any, role: str, tensor: Any, tiered: TieredLayer, order: list[int]
-) -> tuple[Any, Any]:
+def _parts(container: Any, role: str, tensor: Any, tiered: TieredLayer) -> tuple[Any, Any]:
     """A tensor's hot and cold rows, None for a side without rows."""
     name = WEIGHTS.get(role) or _parameter_name(container, tensor) or role
     parts = (tiered.hot_tensors.get(name), tiered.cold_tensors.get(name))
     counts = (tiered.hot, tiered.experts - tiered.hot)
-    missing = all(part is None for part in parts)
-    if missing and tensor is not None and tensor.dim() == 1:
-        # A few bytes an expert, which no residency moves: split here, on the device.
-        rows = tensor.detach()[order].contiguous()
-        parts = (rows[: tiered.hot], rows[tiered.hot :])
     shapes = set()
     for part, count in zip(parts, counts, strict=True):
         if not count:
@@ -128,17 +119,6 @@ def _parameter_name(container: Any, tensor: Any) -> str | None:
         if value is tensor:
             return str(name)
     return None
-
-
-def per_expert(tensor: Any, experts: int) -> bool:
-    """Whether it is a tensor with one row for each expert."""
-    shape = getattr(tensor, "shape", None)
-    return (
-        shape is not None
-        and hasattr(tensor, "data_ptr")
-        and len(shape) > 0
-        and int(shape[0]) == experts
-    )
 
 
 def strangers(experts: Any, count: int, roles: tuple[str, ...]) -> Iterator[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_split_triton as triton_experts
     from . import expertmaps_hook_split_trtllm as trtllm
     from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_installers import ROLES, fused_experts
     from .expertmaps_hook_sides import sides, strangers
     from .expertmaps_hook_tiers import TieredLayer
 else:
@@ -22,6 +23,7 @@ else:
     import expertmaps_hook_split_triton as triton_experts
     import expertmaps_hook_split_trtllm as trtllm
     from expertmaps_hook_env import HookError
+    from expertmaps_hook_installers import ROLES, fused_experts
     from expertmaps_hook_sides import sides, strangers
 
 EXPERTS = "vllm.model_executor.layers.fused_moe.experts."
@@ -36,7 +38,7 @@ BACKENDS: dict[str, Any] = {
 def reason(module: Any) -> str | None:
     """Why a layer (MoERunner or its container) cannot be split, or None."""
     container = _container(module)
-    experts = _experts(container)
+    experts = fused_experts(container)
     if experts is None:
         return (
             f"kernel: found {type(container).__name__} with "
@@ -58,7 +60,7 @@ def reason(module: Any) -> str | None:
             return f"kernel: {type(experts).__name__} with {what}"
     why = backend.reason(experts)
     if why is None:
-        unknown = next(strangers(experts, count, backend.ROLES), None)
+        unknown = next(strangers(experts, count, ROLES[type(experts).__name__]), None)
         why = unknown and f"{unknown} has a row for each expert and is not known"
     return f"kernel: {type(experts).__name__}: {why}" if why else None
 
@@ -77,9 +79,9 @@ def install(module: Any, tiered: TieredLayer) -> Callable[[], None]:
     """
     check(module)
     container = _container(module)
-    experts = _experts(container)
+    experts = fused_experts(container)
     backend = BACKENDS[_full_name(experts)]
-    passes = sides(container, experts, tiered, backend.ROLES)
+    passes = sides(container, experts, tiered, ROLES[type(experts).__name__])
     replaced = backend.replacements(experts, passes, tiered.slot_of)
     taken = sorted(name for name in replaced if name in vars(experts))
     if taken:
@@ -98,21 +100,8 @@ def install(module: Any, tiered: TieredLayer) -> Callable[[], None]:
     return undo
 
 
-def shell(tensor: Any) -> Any:
-    """A tensor of the same shape, type and device that owns one element.
-
-    For a parameter whose rows were moved: vLLM reads the problem's size from its shape.
-    """
-    return tensor.new_zeros((1,) * tensor.dim()).expand(tensor.shape)
-
-
 def _container(module: Any) -> Any:
     return getattr(module, "routed_experts", module)
-
-
-def _experts(container: Any) -> Any:
-    kernel = getattr(getattr(container, "quant_method", None), "moe_kernel", None)
-    return getattr(kernel, "fused_experts", None)
 
 
 def _full_name(experts: Any) -> str:

@@ -19,8 +19,6 @@ else:
     from expertmaps_hook_env import HookError
     from expertmaps_hook_sides import Stand, rebound, role_of, whole_shapes
 
-ROLES = ("w1_scale", "w2_scale", "w1_bias", "w2_bias", "w1_zp", "w2_zp")
-
 
 def reason(experts: Any) -> str | None:
     """Why this experts object cannot be split, or None."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 else:
     from expertmaps_hook_sides import rebound, role_of, whole_shapes
 
-ROLES = ("w1_scale", "w2_scale", "w1_bias", "w2_bias")
-
 
 class Assignment(NamedTuple):
     """Routes sorted for each side: (sorted_token_ids, expert_ids, num_tokens_post_padded)."""

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 else:
     from expertmaps_hook_sides import Stand
 
-ROLES = (
-    "w1_scale", "w2_scale", "w1_bias", "w2_bias",
-    "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit",
-)  # fmt: skip
-
 
 def reason(experts: Any) -> str | None:
     """Why this experts object cannot be split, or None."""

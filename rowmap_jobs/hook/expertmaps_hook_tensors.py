@@ -13,12 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
-    from .expertmaps_hook_installers import TENSORS, kernel_class
+    from .expertmaps_hook_installers import ROLES, fused_experts, kernel_class
     from .expertmaps_hook_rows import Layout
 else:
     from expertmaps_hook_env import HookError
-    from expertmaps_hook_installers import TENSORS, kernel_class
+    from expertmaps_hook_installers import ROLES, fused_experts, kernel_class
     from expertmaps_hook_rows import Layout
+
+EXPERT_TENSORS = (
+    "w13_weight", "w2_weight", "w13_bias", "w2_bias",
+    "w13_weight_scale", "w2_weight_scale", "w13_weight_scale_inv", "w2_weight_scale_inv",
+    "w13_weight_zero_point", "w2_weight_zero_point",
+    "w13_scales", "w2_scales", "w13_qzeros", "w2_qzeros",
+)  # fmt: skip
+"""Tensors with one row for each expert: weights, biases, then the scales and zero points of vLLM's
+FP8, MXFP4, INT8 and INT4 formats. Any other with that first dimension is refused,
+unless a kernel's passes are given it."""
+
+UNREAD_TENSORS = frozenset(
+    f"{part}_{name}"
+    for part in ("w13", "w2")
+    for name in (
+        "g_idx", "g_idx_sort_indices", "weight_g_idx", "weight_shape", "input_scale",
+        "input_global_scale",
+    )
+)  # fmt: skip
+"""What INT4 checkpoints carry for each expert and no kernel here reads: they stay."""
 
 ROUTING_TENSORS = frozenset({"_expert_map", "expert_map", "expert_mask", "e_score_correction_bias"})
 """Small tables about routing that stay whole."""
@@ -61,10 +81,10 @@ def discover(layer: int, container: Any, experts: int) -> list[ExpertTensor]:
     if ensure is not None:
         ensure()  # the engine makes the config of a layer at its first run
     kernel = kernel_class(container)
-    known = TENSORS.get(kernel, ())
+    known = {*EXPERT_TENSORS, *ROLES.get(kernel, ())}
     found = []
     for called, holders in _grouped(container, experts).values():
-        if not set(called) & set(known):
+        if not set(called) & known:
             raise HookError(
                 "HookUnsupported",
                 f"layer {layer}: {called[0]} {list(holders[0].shape)} has a row for each expert, "
@@ -74,7 +94,7 @@ def discover(layer: int, container: Any, experts: int) -> list[ExpertTensor]:
         offloaded = any(getattr(holder, OFFLOADED, False) for holder in holders)
         found.append(ExpertTensor(tuple(called), tuple(holders), layout, offloaded))
     names = {name for part in found for name in part.names}
-    for name in known[:2]:
+    for name in EXPERT_TENSORS[:2]:
         if name not in names:
             raise HookError("UnknownTensor", f"layer {layer} has no {name} [{experts}, ...]")
     _check_overlap(layer, found, experts)
@@ -83,7 +103,7 @@ def discover(layer: int, container: Any, experts: int) -> list[ExpertTensor]:
 
 def row_names(container: Any, experts: int) -> tuple[str, ...]:
     """Names of the module's own tensors whose rows move between the tiers."""
-    owned = ((name, getattr(container, name, None)) for name in TENSORS[kernel_class(container)])
+    owned = ((name, getattr(container, name, None)) for name in EXPERT_TENSORS)
     return tuple(
         name
         for name, tensor in owned
@@ -95,7 +115,7 @@ def _grouped(container: Any, experts: int) -> dict[Any, tuple[list[str], list[An
     """Names and holders of each piece of memory."""
     groups: dict[Any, tuple[list[str], list[Any]]] = {}
     for name, tensor in _everything(container):
-        if name in ROUTING_TENSORS or not per_expert(tensor, experts):
+        if name in ROUTING_TENSORS | UNREAD_TENSORS or not per_expert(tensor, experts):
             continue
         place = (tensor.data_ptr(), tuple(tensor.shape), str(tensor.dtype), tuple(tensor.stride()))
         names, holders = groups.setdefault(place, ([], []))
@@ -131,11 +151,12 @@ def per_expert(tensor: Any, experts: int) -> bool:
 
 def _everything(container: Any) -> Iterator[tuple[str, Any]]:
     """Tensors by the name under which each holder has them."""
-    yield from container.named_parameters(recurse=False)
+    # INT4 layers own a weight under two names.
+    yield from container.named_parameters(recurse=False, remove_duplicate=False)
     yield from container.named_buffers(recurse=False)
     method = getattr(container, "quant_method", None)
     kernel = getattr(method, "moe_kernel", None)
-    experts = getattr(kernel, "fused_experts", None)
+    experts = fused_experts(container)
     prepare = getattr(kernel, "prepare_finalize", None)
     for owner in (container, method, kernel, experts, prepare):
         yield from _attributes(owner)

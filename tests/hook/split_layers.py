@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import expertmaps_hook_env as env
-import expertmaps_hook_split as split
+import expertmaps_hook_rows as rows
+import expertmaps_hook_tensors as tensors
 import expertmaps_hook_tiers as tiers
 import torch
 from vllm.model_executor.layers.fused_moe import config as moe
@@ -77,10 +78,17 @@ def stand_in() -> None:
     """Put the stand-ins where vLLM's modules look for the operators."""
     from vllm import _custom_ops
     from vllm.model_executor.layers.fused_moe.experts import triton_moe
+    from vllm.model_executor.layers.fused_moe.prepare_finalize import no_dp_ep
+
+    def prepare(
+        a: Any, scale: Any, quant_dtype: Any, per_act_token_quant: bool, block_shape: Any, **_: Any
+    ) -> tuple[Any, Any]:
+        return quantize(a, scale, quant_dtype, per_act_token_quant, block_shape)
 
     _custom_ops.moe_align_block_size = align
     _custom_ops.moe_sum = moe_sum
     triton_moe.moe_kernel_quantize_input = quantize
+    no_dp_ep.moe_kernel_quantize_input = prepare
 
 
 class Container(torch.nn.Module):
@@ -103,11 +111,12 @@ class Container(torch.nn.Module):
         return self.quant_method.moe_kernel.fused_experts
 
     def per_expert(self) -> dict[str, Any]:
+        """Its own and the kernel's tensors with a row for each expert."""
         count = self.experts.moe_config.num_experts
         return {
             name: value
-            for name, value in self.named_parameters()
-            if value.dim() and value.shape[0] == count
+            for name, value in {**dict(self.named_parameters()), **vars(self.experts)}.items()
+            if tensors.per_expert(value, count)
         }
 
 
@@ -177,7 +186,9 @@ def tier(container: Container, order: list[int], hot: int) -> tiers.TieredLayer:
             warm[name] = parameter.data[order[:hot]].clone()
         if hot < len(order):
             cold[name] = parameter.data[order[hot:]].clone()
-        parameter.data = split.shell(parameter.data)
+        if isinstance(parameter, torch.nn.Parameter):
+            layout = rows.Layout.of(parameter.data, name)
+            parameter.data = rows.shell(layout, len(order), "cpu")
     return tiers.TieredLayer(0, len(order), hot, slot_of, warm, cold)
 
 

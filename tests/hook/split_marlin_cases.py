@@ -80,6 +80,11 @@ class Recorder:
 RECORD = Recorder()
 
 
+def stand_in() -> None:
+    _custom_ops.moe_wna16_marlin_gemm = RECORD
+    marlin_moe.get_marlin_workspace = lambda device: torch.zeros(1, dtype=torch.int32)
+
+
 def marlin_layer(
     kind: str, experts: int, top_k: int, hidden: int, inner: int, seed: int
 ) -> made.Container:
@@ -260,6 +265,5 @@ CASES: list[Callable[[], None]] = [
 
 if __name__ == "__main__":
     made.stand_in()
-    _custom_ops.moe_wna16_marlin_gemm = RECORD
-    marlin_moe.get_marlin_workspace = lambda device: torch.zeros(1, dtype=torch.int32)
+    stand_in()
     made.run_cases(CASES, sys.argv[3:])

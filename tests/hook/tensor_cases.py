@@ -94,8 +94,8 @@ def unknown_tensors_are_refused_by_name_wherever_they_are() -> None:
 
     extra = torch.rand(EXPERTS, 2)
     places: dict[str, Callable[[Any], None]] = {
-        "w13_g_idx": lambda c: c.register_parameter(
-            "w13_g_idx", torch.nn.Parameter(extra, requires_grad=False)
+        "w13_other": lambda c: c.register_parameter(
+            "w13_other", torch.nn.Parameter(extra, requires_grad=False)
         ),
         "table": lambda c: c.register_buffer("table", extra),
         "ab_strides": lambda c: setattr(c, "ab_strides", extra),
