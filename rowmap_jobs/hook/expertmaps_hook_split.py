@@ -47,8 +47,8 @@ def reason(module: Any) -> str | None:
         )
     backend = BACKENDS.get(_full_name(experts))
     if backend is None:
-        kind = "monolithic kernel" if experts.is_monolithic() else "kernel"
-        return f"{kind}: found {type(experts).__name__}, expected one of {_known()}"
+        kind = "monolithic kernel" if getattr(experts, "is_monolithic", bool)() else "kernel"
+        return f"{kind}: found {_full_name(experts)}, expected one of {_known()}"
     config = experts.moe_config
     count = int(config.num_local_experts)
     refused = (

@@ -247,12 +247,13 @@ def kernels_without_a_seam_are_refused_by_name() -> None:
     experts = layer.experts
     assert split.reason(layer) is None
     for kind, part in (
-        (TrtLlmMxfp4ExpertsMonolithic, "monolithic kernel: found TrtLlmMxfp4ExpertsMonolithic"),
-        (TritonWNA16Experts, "kernel: found TritonWNA16Experts"),
-        (Renamed, "kernel: found Renamed"),
+        (TrtLlmMxfp4ExpertsMonolithic, "TrtLlmMxfp4ExpertsMonolithic, expected one of"),
+        (TritonWNA16Experts, "triton_moe.TritonWNA16Experts, expected one of"),
+        (Renamed, "Renamed, expected one of"),
     ):
         layer.hold(kind.__new__(kind))
         assert part in str(split.reason(layer))
+        assert ("monolithic kernel" in str(split.reason(layer))) == kind.is_monolithic()
         refused("HookUnsupported", part, lambda: split.check(layer))
     assert "found DeepseekV4MegaMoEExperts" in str(split.reason(DeepseekV4MegaMoEExperts()))
     layer.hold(experts)

@@ -147,6 +147,30 @@ def test_a_gpu_kernel_that_nothing_splits_is_refused_by_its_class() -> None:
     assert "found GptqMethod" in refused(item, "cuda").message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BatchedTritonExperts", "TritonWNA16Experts", "TritonOrDeepGemmExperts", "tritonexperts",
+        "BatchedMarlinExperts", "MarlinExpertsBase", "TrtLlmMxfp4ExpertsMonolithic",
+        "TrtLlmMxfp4ExpertsBase", "TrtLlmNvFp4ExpertsModular", "CPUExperts",
+    ],
+)  # fmt: skip
+def test_kernels_of_names_alike_are_refused(name: str) -> None:
+    item = layer(7)
+    item.container.quant_method.moe_kernel.fused_experts = type(name, (), {})()
+    failure = refused(item, "cuda")
+    assert failure.reason == "HookUnsupported" and f"found {name}, " in failure.message
+
+
+@pytest.mark.parametrize("name", sorted(installers.ROLES))
+def test_another_module_s_class_of_a_known_name_is_refused(name: str) -> None:
+    item = layer(7)
+    found = type(name, (), {"__module__": "elsewhere"})
+    item.container.quant_method.moe_kernel.fused_experts = found()
+    failure = refused(item, "cuda")
+    assert failure.reason == "HookUnsupported" and f"found elsewhere.{name}, " in failure.message
+
+
 def test_an_installer_refuses_a_layer_it_cannot_split(monkeypatch: pytest.MonkeyPatch) -> None:
     class TritonExperts:
         pass

@@ -322,6 +322,34 @@ def test_a_gpu_kernel_that_nothing_splits_is_served_unhooked_and_named(
     assert worker.model_runner.execute_model(STEP) == "ran 3"
 
 
+@pytest.mark.parametrize("at", ["plan", "move"])
+@pytest.mark.parametrize("reason", ["DeviceMemoryShort", "HostMemoryShort", "PinFailed"])
+def test_a_shortage_on_a_gpu_is_served_unhooked_and_named(
+    start: Any, monkeypatch: pytest.MonkeyPatch, reason: str, at: str
+) -> None:
+    class Short(Rows):
+        def __init__(self, *_: Any) -> None:
+            super().__init__()
+            if at == "plan":
+                raise env.HookError(reason, "needs 9 bytes, found 5")
+
+        def move(self, _: Any) -> None:
+            raise env.HookError(reason, "needs 9 bytes, found 5")
+
+    hook = serving(Rows(), monkeypatch)
+    monkeypatch.setattr(worker_module, "CudaResidency", Short)
+    monkeypatch.setattr(worker_module, "CudaDevice", lambda _: SimpleNamespace(pinned=object))
+    monkeypatch.setattr(Runner, "device", SimpleNamespace(type="cuda"))
+    worker = start("serve", hook=hook)
+    found = state(worker)
+    assert found.error is not None and found.error.message == "needs 9 bytes, found 5"
+    assert (found.phase, found.generation, found.error.reason) == ("Failed", 0, reason)
+    assert found.residency is None and found.map_digest is None
+    assert worker.reload_weights() == "reloaded"
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+
+
 class Capture:
     """Counting that breaks at its second step."""
 
