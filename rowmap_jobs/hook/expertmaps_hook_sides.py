@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
-    from .expertmaps_hook_tensors import DESCRIPTORS, FIELDS, per_expert
+    from .expertmaps_hook_tensors import per_expert
     from .expertmaps_hook_tiers import TieredLayer
 else:
     from expertmaps_hook_env import HookError
-    from expertmaps_hook_tensors import DESCRIPTORS, FIELDS, per_expert
+    from expertmaps_hook_tensors import per_expert
 
 WEIGHTS = {"w1": "w13_weight", "w2": "w2_weight"}
 """The container's names of the two weights; other roles are the experts object's attributes."""
@@ -119,20 +119,6 @@ def _parameter_name(container: Any, tensor: Any) -> str | None:
         if value is tensor:
             return str(name)
     return None
-
-
-def strangers(experts: Any, count: int, roles: tuple[str, ...]) -> Iterator[str]:
-    """Tensors with a row for each expert that the kernel may take and no pass would split."""
-    known = {id(getattr(experts, role, None)) for role in roles}
-    for part in DESCRIPTORS:
-        descriptor = getattr(experts.quant_config, part, None)
-        for field in FIELDS:
-            value = getattr(descriptor, field, None)
-            if per_expert(value, count) and id(value) not in known:
-                yield f"quant_config.{part}.{field}"
-    for name, value in vars(experts).items():
-        if per_expert(value, count) and id(value) not in known:
-            yield name
 
 
 def whole_shapes(passes: tuple[Side, ...]) -> dict[str, Any]:

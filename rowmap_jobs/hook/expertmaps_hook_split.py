@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_split_trtllm as trtllm
     from .expertmaps_hook_env import HookError
     from .expertmaps_hook_installers import ROLES, fused_experts
-    from .expertmaps_hook_sides import sides, strangers
+    from .expertmaps_hook_sides import sides
     from .expertmaps_hook_tiers import TieredLayer
 else:
     import expertmaps_hook_split_marlin as marlin
@@ -24,7 +24,7 @@ else:
     import expertmaps_hook_split_trtllm as trtllm
     from expertmaps_hook_env import HookError
     from expertmaps_hook_installers import ROLES, fused_experts
-    from expertmaps_hook_sides import sides, strangers
+    from expertmaps_hook_sides import sides
 
 EXPERTS = "vllm.model_executor.layers.fused_moe.experts."
 BACKENDS: dict[str, Any] = {
@@ -59,9 +59,6 @@ def reason(module: Any) -> str | None:
         if found:
             return f"kernel: {type(experts).__name__} with {what}"
     why = backend.reason(experts)
-    if why is None:
-        unknown = next(strangers(experts, count, ROLES[type(experts).__name__]), None)
-        why = unknown and f"{unknown} has a row for each expert and is not known"
     return f"kernel: {type(experts).__name__}: {why}" if why else None
 
 

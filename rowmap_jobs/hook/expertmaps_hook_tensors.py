@@ -81,10 +81,13 @@ def discover(layer: int, container: Any, experts: int) -> list[ExpertTensor]:
     if ensure is not None:
         ensure()  # the engine makes the config of a layer at its first run
     kernel = kernel_class(container)
-    known = {*EXPERT_TENSORS, *ROLES.get(kernel, ())}
+    roles = set(ROLES.get(kernel, ()))
+    given = {id(tensor) for _, tensor in _given(fused_experts(container))}
     found = []
     for called, holders in _grouped(container, experts).values():
-        if not set(called) & known:
+        # What the kernel's object holds may reach a launch, under whatever name: only a role's.
+        reaches = any(id(holder) in given for holder in holders)
+        if not set(called) & (roles if reaches else {*EXPERT_TENSORS, *roles}):
             raise HookError(
                 "HookUnsupported",
                 f"layer {layer}: {called[0]} {list(holders[0].shape)} has a row for each expert, "
@@ -156,17 +159,25 @@ def _everything(container: Any) -> Iterator[tuple[str, Any]]:
     yield from container.named_buffers(recurse=False)
     method = getattr(container, "quant_method", None)
     kernel = getattr(method, "moe_kernel", None)
-    experts = fused_experts(container)
     prepare = getattr(kernel, "prepare_finalize", None)
-    for owner in (container, method, kernel, experts, prepare):
+    for owner in (container, method, kernel, prepare):
         yield from _attributes(owner)
-    for owner, attribute in ((experts, "quant_config"), (method, "moe_quant_config")):
-        config = getattr(owner, attribute, None)
-        yield from _attributes(config)
-        for part in DESCRIPTORS:
-            for field, word in FIELDS.items():
-                value = getattr(getattr(config, part, None), field, None)
-                yield f"{part.removeprefix('_')}_{word}", value
+    yield from _config(getattr(method, "moe_quant_config", None))
+    yield from _given(fused_experts(container))
+
+
+def _given(experts: Any) -> Iterator[tuple[str, Any]]:
+    """What a kernel's object may hand to its launches beside the two weights."""
+    yield from _attributes(experts)
+    yield from _config(getattr(experts, "quant_config", None))
+
+
+def _config(config: Any) -> Iterator[tuple[str, Any]]:
+    yield from _attributes(config)
+    for part in DESCRIPTORS:
+        for field, word in FIELDS.items():
+            value = getattr(getattr(config, part, None), field, None)
+            yield f"{part.removeprefix('_')}_{word}", value
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:

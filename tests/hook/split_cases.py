@@ -20,6 +20,7 @@ import cpu_triton  # noqa: F401  (before triton and vLLM)
 import expertmaps_hook_sides as sides
 import expertmaps_hook_split as split
 import expertmaps_hook_split_triton as split_triton
+import expertmaps_hook_tensors as tensors
 import split_layers as made
 import torch
 from split_layers import refused, replaced
@@ -263,12 +264,17 @@ def kernels_without_a_seam_are_refused_by_name() -> None:
     layer.expert_map_manager.num_fused_shared_experts = 1
     assert "shared experts" in str(split.reason(layer))
     layer.expert_map_manager.num_fused_shared_experts = 0
-    experts.ab_strides = torch.zeros(8)
-    assert "ab_strides has a row for each expert" in str(split.reason(layer))
-    del experts.ab_strides
-    experts.quant_config._a2.scale = torch.zeros(8)
-    assert "quant_config._a2.scale has a row" in str(split.reason(layer))
-    experts.quant_config._a2.scale = None
+    for owner, name, called in (
+        (experts, "ab_strides", "ab_strides"), (experts, "w13_scales", "w13_scales"),
+        (experts.quant_config._a2, "scale", "a2_scale"),
+    ):  # fmt: skip
+        setattr(owner, name, torch.zeros(8))
+        refused("HookUnsupported", f"{called} [8]", lambda: tensors.discover(0, layer, 8))
+        setattr(owner, name, None)
+    experts.packed = layer.w13_weight  # what a pass would not be given, under another name
+    refused("HookUnsupported", "w13_weight [8", lambda: tensors.discover(0, layer, 8))
+    del experts.packed
+    assert len(tensors.discover(0, layer, 8)) == 2
     experts._lora_context = object()
     assert "LoRA" in str(split.reason(layer))
 
