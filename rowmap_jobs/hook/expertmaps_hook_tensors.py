@@ -87,6 +87,8 @@ def discover(layer: int, container: Any, experts: int) -> list[ExpertTensor]:
     for called, holders in _grouped(container, experts).values():
         # What the kernel's object holds may reach a launch, under whatever name: only a role's.
         reaches = any(id(holder) in given for holder in holders)
+        if not reaches and set(called) <= UNREAD_TENSORS:
+            continue
         if not set(called) & (roles if reaches else {*EXPERT_TENSORS, *roles}):
             raise HookError(
                 "HookUnsupported",
@@ -118,7 +120,7 @@ def _grouped(container: Any, experts: int) -> dict[Any, tuple[list[str], list[An
     """Names and holders of each piece of memory."""
     groups: dict[Any, tuple[list[str], list[Any]]] = {}
     for name, tensor in _everything(container):
-        if name in ROUTING_TENSORS | UNREAD_TENSORS or not per_expert(tensor, experts):
+        if name in ROUTING_TENSORS or not per_expert(tensor, experts):
             continue
         place = (tensor.data_ptr(), tuple(tensor.shape), str(tensor.dtype), tuple(tensor.stride()))
         names, holders = groups.setdefault(place, ([], []))

@@ -103,6 +103,9 @@ def unknown_tensors_are_refused_by_name_wherever_they_are() -> None:
         "g1_scale_c": lambda c: setattr(
             c.quant_method.moe_kernel.fused_experts, "g1_scale_c", extra
         ),
+        "w13_g_idx": lambda c: setattr(
+            c.quant_method.moe_kernel.fused_experts, "w13_g_idx", extra
+        ),
         "buffer": lambda c: setattr(
             c.quant_method.moe_kernel, "prepare_finalize", SimpleNamespace(buffer=extra)
         ),
