@@ -2,7 +2,7 @@
 
 The residency calls `check` before it moves a row, `install` once the layer's rows have moved, and
 the returned function to go back. Between the two the layer's weights are only read through the
-tiers; what stays in the container's parameters is asked for its shape alone (`shell`).
+tiers; what stays in the container's parameters is asked for its shape alone.
 """
 
 from __future__ import annotations
@@ -96,14 +96,6 @@ def install(module: Any, tiered: TieredLayer) -> Callable[[], None]:
                 delattr(experts, name)
 
     return undo
-
-
-def shell(tensor: Any) -> Any:
-    """A tensor of the same shape, type and device that owns one element.
-
-    For a parameter whose rows were moved: vLLM reads the problem's size from its shape.
-    """
-    return tensor.new_zeros((1,) * tensor.dim()).expand(tensor.shape)
 
 
 def _container(module: Any) -> Any:

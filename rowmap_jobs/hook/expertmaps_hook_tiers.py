@@ -1,4 +1,4 @@
-"""A MoE layer whose experts lie in two tiers."""
+"""A MoE layer whose experts lie in two tiers: what a residency hands to a layer's kernel."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TieredLayer:
-    """One MoE layer in two tiers. Rows are hot first: slots 0..hot-1 are device rows, hot..experts-1 host rows."""  # noqa: E501
+    """One MoE layer in two tiers. Rows are hot first.
 
-    layer: int  # absolute layer id
-    experts: int  # E
-    hot: int  # H; 0 and E are possible, an empty side has no tensors and gets no pass
-    slot_of: Any  # device int32[E]: logical expert id -> slot
-    hot_tensors: Mapping[
-        str, Any
-    ]  # name -> device tensor [H, ...], original dtype and strides per row
-    cold_tensors: Mapping[
-        str, Any
-    ]  # name -> [E-H, ...] the device's view of pinned host memory (on a CPU test: plain tensor)
+    Slots 0..hot-1 are device rows, hot..experts-1 host rows. An empty side (hot is 0 or experts)
+    has no tensors and gets no pass.
+    """
+
+    layer: int
+    """Absolute layer id."""
+    experts: int
+    hot: int
+    slot_of: Any
+    """Device int32 [experts]: logical expert id to slot."""
+    hot_tensors: Mapping[str, Any]
+    """By name, device [hot, ...], of the original's type and strides within a row."""
+    cold_tensors: Mapping[str, Any]
+    """By name, [experts - hot, ...]: the device's view of pinned host memory."""

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import expertmaps_hook_env as env
-import expertmaps_hook_split as split
 import expertmaps_hook_tiers as tiers
 import torch
 from vllm.model_executor.layers.fused_moe import config as moe
@@ -177,7 +176,7 @@ def tier(container: Container, order: list[int], hot: int) -> tiers.TieredLayer:
             warm[name] = parameter.data[order[:hot]].clone()
         if hot < len(order):
             cold[name] = parameter.data[order[hot:]].clone()
-        parameter.data = split.shell(parameter.data)
+        parameter.data = parameter.new_zeros((1,) * parameter.dim()).expand(parameter.shape)
     return tiers.TieredLayer(0, len(order), hot, slot_of, warm, cold)
 
 
