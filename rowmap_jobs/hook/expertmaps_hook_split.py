@@ -2,7 +2,7 @@
 
 The residency calls `check` before it moves a row, `install` once the layer's rows have moved, and
 the returned function to go back. Between the two the layer's weights are only read through the
-tiers; what stays in the container's parameters is asked for its shape alone (`shell`).
+tiers; what stays in the container's parameters is asked for its shape alone.
 """
 
 from __future__ import annotations

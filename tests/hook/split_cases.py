@@ -88,6 +88,19 @@ def routes_on_one_side_only_are_the_whole() -> None:
         assert made.same_bits(whole, made.run(layer, ids, weights, x))
 
 
+def ids_of_minus_one_add_nothing_in_a_small_step() -> None:
+    """vLLM takes few routes unsorted and writes zeros for -1, over what lay in the workspace."""
+    for kind in ("bf16", "tensor"):
+        layer = made.triton_layer(kind, 13, 3, 64, 32, 6)
+        weights, x = torch.full((1, 3), 0.5), torch.randn(1, 64).bfloat16()
+        chosen = [torch.tensor([row], dtype=torch.int32) for row in ([4, -1, 9], [-1, -1, -1])]
+        whole = [made.run(layer, ids, weights, x) for ids in chosen]
+        split.install(layer, made.tier(layer, made.order_of(13, 6), 5))
+        parts = [made.run(layer, ids, weights, x) for ids in chosen]
+        assert all(made.same_bits(*pair) for pair in zip(whole, parts, strict=True)), kind
+        assert whole[1].float().abs().max() == 0 < whole[0].float().abs().max()
+
+
 def differs(what: str, **options: Any) -> None:
     whole, parts = both(**options)
     assert not made.same_bits(whole, parts), f"{what} was not seen"
@@ -300,6 +313,7 @@ def code_that_is_another_is_refused() -> None:
 
 CASES: list[Callable[[], None]] = [
     triton_split_is_the_whole_to_the_bit, routes_on_one_side_only_are_the_whole,
+    ids_of_minus_one_add_nothing_in_a_small_step,
     scales_that_were_not_moved_are_seen, a_map_that_is_flipped_before_the_rows_is_seen,
     an_offset_that_is_one_off_is_seen, blocks_for_experts_of_the_other_side_are_seen,
     a_cleared_cache_between_the_passes_is_seen, tiles_are_those_of_all_experts,

@@ -32,7 +32,7 @@ def cases_of(script: str, work: Path) -> list[str]:
 
 
 def test_triton_experts(tmp_path: Path) -> None:
-    assert len(cases_of("split_cases.py", tmp_path / "work")) == 11
+    assert len(cases_of("split_cases.py", tmp_path / "work")) == 12
 
 
 def test_marlin_experts(tmp_path: Path) -> None:
