@@ -19,10 +19,13 @@ sys.path.insert(0, sys.argv[1])
 
 import cuda_layers as stand
 import expertmaps_hook_env as env
+import expertmaps_hook_pinned as pinned
 import expertmaps_hook_rows as rows
 import expertmaps_hook_selftest as selftest
 import expertmaps_hook_tensors as tensors
 from cuda_layers import EXPERTS, NAMES, ROW, Machine, refused, same
+from expertmaps_hook_device import CudaDevice
+from fake_cuda import FakeCudart
 
 
 def transposed_rows_keep_their_strides() -> None:
@@ -193,6 +196,57 @@ def an_unfinished_output_is_compared_by_route() -> None:
     assert not selftest.same_bits(selftest._comparable(one), selftest._comparable(wrong))
 
 
+def a_cuda_device_is_asked_in_order() -> None:
+    """torch.cuda is a stand-in here: what is called, in which order, and with what."""
+    calls: list[Any] = []
+    kept = {
+        (torch.cuda, "synchronize"): lambda place: calls.append(("synchronize", place)),
+        (torch.cuda, "empty_cache"): lambda: calls.append("empty_cache"),
+        (torch.accelerator, "empty_host_cache"): lambda: calls.append("empty_host_cache"),
+        (torch.cuda, "mem_get_info"): lambda place: (7 << 30, 9 << 30),
+        (torch.cuda, "get_device_properties"): lambda place: SimpleNamespace(
+            pci_domain_id=1, pci_bus_id=0xF, pci_device_id=0
+        ),
+        (pinned, "host_free"): lambda: 5 << 30,
+        (pinned, "cpus_near"): lambda bus: calls.append(bus) or frozenset([3]),
+        (pinned, "load_cudart"): lambda: FakeCudart(),
+    }
+    before = {place: getattr(*place) for place in kept}
+    for place, value in kept.items():
+        setattr(*place, value)
+    try:
+        device = CudaDevice("cuda:2")
+        assert device.free() == (7 << 30, 5 << 30)
+        assert calls == [("synchronize", "cuda:2"), "empty_cache", "empty_host_cache"]
+        assert device.pinned()._cpus == {3} and calls[-1] == "0001:0f:00.0"
+    finally:
+        for place, value in before.items():
+            setattr(*place, value)
+    memory = CudaDevice("cpu").empty(3, 10)
+    assert (memory.shape, memory.dtype) == ((3, 10), torch.uint8)
+
+
+def a_view_that_torch_copied_is_refused() -> None:
+    original, seen = torch.as_tensor, []
+    memory = torch.zeros(4096, dtype=torch.uint8)
+
+    def as_tensor(source: Any, device: Any) -> Any:
+        seen.append((source.__cuda_array_interface__, device))
+        return memory
+
+    torch.as_tensor = as_tensor  # type: ignore[assignment]
+    try:
+        address = memory.data_ptr()
+        assert CudaDevice("cuda:2").view(address, 4096) is memory
+        failure = refused(lambda: CudaDevice("cuda:2").view(address + 64, 4096))
+        assert failure.reason == "PinFailed" and "copied" in failure.message
+    finally:
+        torch.as_tensor = original
+    interface, device = seen[0]
+    assert device == "cuda:2" and interface["data"] == (address, False)
+    assert (interface["shape"], interface["typestr"]) == ((4096,), "|u1")
+
+
 CASES: list[Callable[[], None]] = [
     transposed_rows_keep_their_strides,
     rows_that_are_no_pieces_are_refused,
@@ -202,6 +256,8 @@ CASES: list[Callable[[], None]] = [
     a_row_is_its_weights_and_scales,
     padding_is_of_whole_tokens_and_not_compared,
     an_unfinished_output_is_compared_by_route,
+    a_cuda_device_is_asked_in_order,
+    a_view_that_torch_copied_is_refused,
 ]  # fmt: skip
 
 if __name__ == "__main__":

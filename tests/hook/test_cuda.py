@@ -16,7 +16,7 @@ PYTHON = os.environ.get(
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("script", "least"), [("cuda_cases.py", 15), ("tensor_cases.py", 8)])
+@pytest.mark.parametrize(("script", "least"), [("cuda_cases.py", 17), ("tensor_cases.py", 10)])
 def test_cases(script: str, least: int) -> None:
     hook = HERE.parents[1] / "rowmap_jobs" / "hook"
     done = subprocess.run(
