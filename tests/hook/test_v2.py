@@ -26,7 +26,7 @@ SOURCE = inspect.getsource(textwrap)
 TEXTS = [SOURCE[700 * index : 700 * index + 60 + 20 * index] for index in range(5)]
 TOKENS, HOT, TOP_K = 8, 20, 4
 SMALL = {"max_model_len": 160, "max_num_batched_tokens": 128, "max_num_seqs": 8, "block_size": 32}
-TIGHT = {"max_model_len": 96, "max_num_batched_tokens": 32, "num_gpu_blocks_override": 5}
+TIGHT = {"max_num_batched_tokens": 32, "num_gpu_blocks_override": 6}
 COUNT = {"EXPERTMAPS_MODE": "count"}
 ANSWERS = {"texts": TEXTS, "params": {"max_tokens": TOKENS, "logprobs": 3}}
 LIVE = {
@@ -36,8 +36,6 @@ FLUSH = {"texts": TEXTS[:1]}
 """One more request: a runner hears of a request's end with its next step."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2,
           "prompt_lookup_min": 1}  # fmt: skip
-WRITERS = ["reload_weights", "sleep", "start_weight_update", "update_weights", "reset_weights"]
-"""Calls of a worker that would write into the weights."""
 DRAFTED = "vllm:spec_decode_num_draft_tokens"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 CIRCLES = {
@@ -127,7 +125,7 @@ def served(work: Path, second: dict[str, Any]) -> dict[str, Any]:
     serve = {"EXPERTMAPS_MODE": "serve", "EXPERTMAPS_MAP": str(work / "map.json")}
     return run_v2(
         work / "served",
-        {"name": "serve", "env": serve, "generate": [ANSWERS], "rpc": WRITERS},
+        {"name": "serve", "env": serve, "generate": [ANSWERS], "rpc": "reload_weights"},
         {
             "name": "missing", "generate": [ANSWERS],
             "env": {**serve, "EXPERTMAPS_MAP": "/nowhere/rowmap.json"},
@@ -284,10 +282,7 @@ def test_answers_on_v2_with_a_map_are_the_same_bits(
     assert (found.runner, found.phase, found.error, found.generation) == ("v2", "Serving", None, 1)
     assert found.residency is not None
     assert (found.residency.hot_rows, found.residency.cold_rows) == (4 * HOT, 4 * (32 - HOT))
-    said = served["serve"]["rpc"].splitlines()
-    assert [f"WeightReloadUnsupported: {name} " in line for name, line in zip(
-        WRITERS, said, strict=True
-    )] == [True] * len(WRITERS), said  # fmt: skip
+    assert "WeightReloadUnsupported" in served["serve"]["rpc"]
 
 
 def test_a_refusal_on_v2_leaves_the_engine_serving(
