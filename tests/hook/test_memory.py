@@ -37,6 +37,8 @@ COLD_PART = 0.15
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("memory")
+    model = folder / "model"
+    subprocess.run([PYTHON, str(HERE / "skewed.py"), str(MODEL), str(model)], check=True)
     lock = subprocess.Popen(["flock", "/tmp/vllm.lock", "cat"], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert lock.stdin is not None and lock.stdout is not None
@@ -54,10 +56,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 def measure(folder: Path) -> dict[str, Any]:
     model = folder / "model"
-    subprocess.run([PYTHON, str(HERE / "skewed.py"), str(MODEL), str(model)], check=True)
     counting = Engine(folder / "count", SIZE, {"EXPERTMAPS_MODE": "count"}, model)
     try:
         counting.window()
+        counting.window()  # a step later the engine tells that the first one's requests ended
         counting.end()
     finally:
         counting.kill()
