@@ -1,7 +1,8 @@
 """A lane in less memory than its model: it serves the same bits, and hot rows stay.
 
 A model of 2.25 GiB of experts boots un-limited (vLLM loads all of it first), then its memory cgroup
-is limited to what cannot be evicted and a small part of the cold rows. Prints the numbers.
+is limited to what cannot be evicted and a small part of the cold rows: less than the un-hooked
+lane holds, of which nothing could be evicted. Prints the numbers.
 """
 
 from __future__ import annotations
@@ -160,10 +161,11 @@ MAPS = ("positional", "measured")
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_the_limit_is_below_the_model_and_holds(found: dict[str, Any], name: str) -> None:
+def test_the_limit_is_far_below_what_the_model_takes_and_holds(
+    found: dict[str, Any], name: str
+) -> None:
     result = found[name]
-    assert result["limit"] < skewed_size.BYTES
-    assert result["limit"] < found["plain"]["anonymous"]
+    assert result["limit"] < found["plain"]["anonymous"] - 0.4 * skewed_size.BYTES
     assert result["usage"] <= result["limit"]
 
 
