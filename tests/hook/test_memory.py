@@ -1,7 +1,8 @@
 """A lane in less memory than its model: it serves the same bits, and hot rows stay.
 
 A model of 2.25 GiB of experts boots un-limited (vLLM loads all of it first), then its memory cgroup
-is limited to what cannot be evicted and a small part of the cold rows. Prints the numbers.
+is limited to what cannot be evicted and a small part of the cold rows: less than the un-hooked
+lane holds, of which nothing could be evicted. Prints the numbers.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ COLD_PART = 0.15
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("memory")
+    model = folder / "model"
+    subprocess.run([PYTHON, str(HERE / "skewed.py"), str(MODEL), str(model)], check=True)
     lock = subprocess.Popen(["flock", "/tmp/vllm.lock", "cat"], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert lock.stdin is not None and lock.stdout is not None
@@ -54,10 +57,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 def measure(folder: Path) -> dict[str, Any]:
     model = folder / "model"
-    subprocess.run([PYTHON, str(HERE / "skewed.py"), str(MODEL), str(model)], check=True)
     counting = Engine(folder / "count", SIZE, {"EXPERTMAPS_MODE": "count"}, model)
     try:
         counting.window()
+        counting.window()  # a step later the engine tells that the first one's requests ended
         counting.end()
     finally:
         counting.kill()
@@ -158,10 +161,11 @@ MAPS = ("positional", "measured")
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_the_limit_is_below_the_model_and_holds(found: dict[str, Any], name: str) -> None:
+def test_the_limit_is_far_below_what_the_model_takes_and_holds(
+    found: dict[str, Any], name: str
+) -> None:
     result = found[name]
-    assert result["limit"] < skewed_size.BYTES
-    assert result["limit"] < found["plain"]["anonymous"]
+    assert result["limit"] < found["plain"]["anonymous"] - 0.4 * skewed_size.BYTES
     assert result["usage"] <= result["limit"]
 
 
