@@ -31,7 +31,7 @@ e2e: venv ## Tests on the local cluster.
 	$(PY) tests/run.py e2e
 
 test-full: venv ## The long tests and the benchmarks; writes a report below tests/reports.
-	$(PY) tests/run.py full && $(PY) -m tests.full_report
+	code=0; $(PY) tests/run.py full || code=$$?; $(PY) -m tests.full_report; exit $$code
 
 lint: venv ## Ruff, mypy, import-linter.
 	$(PY) tests/run.py lint

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "tests/reports"
+RESULTS = ROOT / ".work/full.xml"
 BENCHES = (
     ("bench_placement",),
     ("bench_evaluation",),
@@ -50,7 +51,7 @@ def machine() -> str:
 def tests() -> list[str]:
     """One line a test: seconds, verdict, name."""
     lines = ["| seconds | result | test |", "| --- | --- | --- |"]
-    for case in ElementTree.parse(ROOT / ".work/full.xml").getroot().iter("testcase"):
+    for case in ElementTree.parse(RESULTS).getroot().iter("testcase"):
         bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         lines.append(
@@ -60,6 +61,9 @@ def tests() -> list[str]:
 
 
 def main() -> int:
+    if not RESULTS.exists():
+        print(f"{RESULTS.relative_to(ROOT)}: found none, expected what tests/run.py full leaves")
+        return 1
     commit = output("git", "rev-parse", "--short", "HEAD")
     dirty = (
         " with changes" if output("git", "status", "--porcelain", "--untracked-files=no") else ""
