@@ -33,6 +33,16 @@ class ModelGeometry(Strict):
     row_bytes: PerLayer
 
 
+class KernelUse(Strict):
+    """A kernel of the engine that reads moved rows."""
+
+    name: str
+    """Its class in the engine."""
+    layers: int = Field(ge=1)
+    ran_on: str | None = None
+    """Hardware on which the makers of the hook ran it with this kernel; null: on none."""
+
+
 class Residency(Strict):
     """Rows and bytes in each tier; all zero when nothing was re-homed."""
 
@@ -45,6 +55,7 @@ class Residency(Strict):
     """overlay, mlock: a CPU's cold rows in a mapped file. uva: a GPU's in pinned host memory."""
     move_bytes_per_second: int | None = Field(default=None, ge=0)
     """How fast rows were copied into the tiers, where that was measured."""
+    kernels: tuple[KernelUse, ...] = ()
 
 
 class CompileEvidence(Strict):

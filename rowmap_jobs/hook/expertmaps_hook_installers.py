@@ -8,7 +8,9 @@ and returns the function that takes this back. `module` is vLLM's MoERunner.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -28,18 +30,39 @@ class Installer(Protocol):
         """Let the layer's kernel read its experts from the tiers; returns what undoes it."""
 
 
-INSTALLERS: dict[str, str] = dict.fromkeys(
-    ("TritonExperts", "MarlinExperts", "TrtLlmMxfp4ExpertsModular"), "expertmaps_hook_split"
-)
-"""Name of vLLM's kernel class to the name of its installer module."""
-
 SCALED = ("w1_scale", "w2_scale", "w1_bias", "w2_bias")
-ROLES: dict[str, tuple[str, ...]] = {
-    "TritonExperts": SCALED,
-    "MarlinExperts": (*SCALED, "w1_zp", "w2_zp"),
-    "TrtLlmMxfp4ExpertsModular": (*SCALED, "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
+EXPERTS = "vllm.model_executor.layers.fused_moe.experts."
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of vLLM whose experts can lie in two tiers."""
+
+    module: str
+    """Where vLLM defines the class: one of the same name elsewhere is another kernel."""
+    backend: str
+    """The hook's module that knows its launches."""
+    roles: tuple[str, ...]
+    """What its passes are given beside the two weights, as attributes of the kernel's object."""
+    installer: str = "expertmaps_hook_split"
+
+
+KERNELS: dict[str, Kernel] = {
+    "TritonExperts": Kernel(EXPERTS + "triton_moe", "expertmaps_hook_split_triton", SCALED),
+    "MarlinExperts": Kernel(
+        EXPERTS + "marlin_moe", "expertmaps_hook_split_marlin", (*SCALED, "w1_zp", "w2_zp")
+    ),
+    "TrtLlmMxfp4ExpertsModular": Kernel(
+        EXPERTS + "trtllm_mxfp4_moe",
+        "expertmaps_hook_split_trtllm",
+        (*SCALED, "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
+    ),
 }
-"""What a kernel's passes are given beside the two weights, as attributes of the kernel's object."""
+"""By the name of vLLM's class. A subclass is another kernel."""
+
+HARDWARE = {"X86CPUUnquantizedExperts": "x86-64 CPU"}
+"""Kernel class to the hardware that this hook was run on with it. Others ran without theirs: on
+stand-ins or in Triton's interpreter."""
 
 
 def fused_experts(container: Any) -> Any:
@@ -58,10 +81,19 @@ def kernel_class(container: Any) -> str:
 def installer(layer: int, container: Any) -> Installer:
     """What splits a layer's kernel. Raises HookError (HookUnsupported) naming its class."""
     name = kernel_class(container)
-    if name not in INSTALLERS or name not in ROLES:
-        known = ", ".join(sorted(set(INSTALLERS) & set(ROLES))) or "none"
+    if name not in KERNELS:
         raise HookError(
-            "HookUnsupported", f"kernel of layer {layer}: found {name}, expected one of: {known}"
+            "HookUnsupported",
+            f"kernel of layer {layer}: found {name}, expected one of: {', '.join(sorted(KERNELS))}",
         )
-    module: Any = importlib.import_module(INSTALLERS[name])
+    module: Any = importlib.import_module(KERNELS[name].installer)
     return module  # type: ignore[no-any-return]
+
+
+def wire_kernels(containers: Iterable[Any]) -> list[dict[str, Any]]:
+    """Kernels of the layers as the status carries them, with the hardware they were run on."""
+    layers = Counter(kernel_class(container) for container in containers)
+    return [
+        {"name": name, "layers": count, "ranOn": HARDWARE.get(name)}
+        for name, count in sorted(layers.items())
+    ]

@@ -7,32 +7,19 @@ tiers; what stays in the container's parameters is asked for its shape alone.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import expertmaps_hook_split_marlin as marlin
-    from . import expertmaps_hook_split_triton as triton_experts
-    from . import expertmaps_hook_split_trtllm as trtllm
     from .expertmaps_hook_env import HookError
-    from .expertmaps_hook_installers import ROLES, fused_experts
+    from .expertmaps_hook_installers import KERNELS, fused_experts
     from .expertmaps_hook_sides import sides
     from .expertmaps_hook_tiers import TieredLayer
 else:
-    import expertmaps_hook_split_marlin as marlin
-    import expertmaps_hook_split_triton as triton_experts
-    import expertmaps_hook_split_trtllm as trtllm
     from expertmaps_hook_env import HookError
-    from expertmaps_hook_installers import ROLES, fused_experts
+    from expertmaps_hook_installers import KERNELS, fused_experts
     from expertmaps_hook_sides import sides
-
-EXPERTS = "vllm.model_executor.layers.fused_moe.experts."
-BACKENDS: dict[str, Any] = {
-    EXPERTS + "triton_moe.TritonExperts": triton_experts,
-    EXPERTS + "marlin_moe.MarlinExperts": marlin,
-    EXPERTS + "trtllm_mxfp4_moe.TrtLlmMxfp4ExpertsModular": trtllm,
-}
-"""vLLM's kernel classes that can be split, by full name. A subclass is another kernel."""
 
 
 def reason(module: Any) -> str | None:
@@ -45,8 +32,8 @@ def reason(module: Any) -> str | None:
             f"{type(getattr(container, 'quant_method', None)).__name__}, which has no seam; "
             f"expected one of {_known()}"
         )
-    backend = BACKENDS.get(_full_name(experts))
-    if backend is None:
+    kernel = KERNELS.get(type(experts).__name__)
+    if kernel is None or kernel.module != type(experts).__module__:
         kind = "monolithic kernel" if getattr(experts, "is_monolithic", bool)() else "kernel"
         return f"{kind}: found {_full_name(experts)}, expected one of {_known()}"
     config = experts.moe_config
@@ -58,7 +45,7 @@ def reason(module: Any) -> str | None:
     for found, what in refused:
         if found:
             return f"kernel: {type(experts).__name__} with {what}"
-    why = backend.reason(experts)
+    why = _backend(experts).reason(experts)
     return f"kernel: {type(experts).__name__}: {why}" if why else None
 
 
@@ -77,9 +64,8 @@ def install(module: Any, tiered: TieredLayer) -> Callable[[], None]:
     check(module)
     container = _container(module)
     experts = fused_experts(container)
-    backend = BACKENDS[_full_name(experts)]
-    passes = sides(container, experts, tiered, ROLES[type(experts).__name__])
-    replaced = backend.replacements(experts, passes, tiered.slot_of)
+    passes = sides(container, experts, tiered, KERNELS[type(experts).__name__].roles)
+    replaced = _backend(experts).replacements(experts, passes, tiered.slot_of)
     taken = sorted(name for name in replaced if name in vars(experts))
     if taken:
         raise HookError(
@@ -101,9 +87,13 @@ def _container(module: Any) -> Any:
     return getattr(module, "routed_experts", module)
 
 
+def _backend(experts: Any) -> Any:
+    return importlib.import_module(KERNELS[type(experts).__name__].backend)
+
+
 def _full_name(experts: Any) -> str:
     return f"{type(experts).__module__}.{type(experts).__qualname__}"
 
 
 def _known() -> str:
-    return ", ".join(name.rpartition(".")[2] for name in BACKENDS)
+    return ", ".join(sorted(KERNELS))

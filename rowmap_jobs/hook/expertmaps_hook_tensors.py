@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
-    from .expertmaps_hook_installers import ROLES, fused_experts, kernel_class
+    from .expertmaps_hook_installers import KERNELS, fused_experts, kernel_class
     from .expertmaps_hook_rows import Layout
 else:
     from expertmaps_hook_env import HookError
-    from expertmaps_hook_installers import ROLES, fused_experts, kernel_class
+    from expertmaps_hook_installers import KERNELS, fused_experts, kernel_class
     from expertmaps_hook_rows import Layout
 
 EXPERT_TENSORS = (
@@ -81,7 +81,7 @@ def discover(layer: int, container: Any, experts: int) -> list[ExpertTensor]:
     if ensure is not None:
         ensure()  # the engine makes the config of a layer at its first run
     kernel = kernel_class(container)
-    roles = set(ROLES.get(kernel, ()))
+    roles = set(KERNELS[kernel].roles if kernel in KERNELS else ())
     given = {id(tensor) for _, tensor in _given(fused_experts(container))}
     found = []
     for called, holders in _grouped(container, experts).values():

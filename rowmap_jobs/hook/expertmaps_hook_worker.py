@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import expertmaps_hook_capture as capture
     from . import expertmaps_hook_env as env
+    from . import expertmaps_hook_installers as installers
     from . import expertmaps_hook_map as rowmap
     from . import expertmaps_hook_model as model
     from . import expertmaps_hook_runner as runners
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 else:
     import expertmaps_hook_capture as capture
     import expertmaps_hook_env as env
+    import expertmaps_hook_installers as installers
     import expertmaps_hook_map as rowmap
     import expertmaps_hook_model as model
     import expertmaps_hook_runner as runners
@@ -127,11 +129,13 @@ class Session:
         residency.move(selftest.probe)
         self.residency = residency
         self._refuse_writers()
+        kernels = installers.wire_kernels(item.container for item in layers)
+        said = {**residency.wire(), "kernels": kernels}
         self.status.set(
             generation=1, mapDigest=chosen.digest, rowSetDigest=chosen.row_set_digest,
-            residency=residency.wire(),
+            residency=said,
         )  # fmt: skip
-        env.logger.info("expertmaps: map %s in force: %s", chosen.digest, residency.wire())
+        env.logger.info("expertmaps: map %s in force: %s", chosen.digest, said)
 
     def _residency(
         self, layers: list[model.MoeLayer], hot: Mapping[int, tuple[int, ...]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -201,7 +202,8 @@ def use_installer(**functions: Any) -> None:
     module.check = functions.get("check", lambda _: None)  # type: ignore[attr-defined]
     module.install = functions.get("install", install)  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
-    installers.INSTALLERS["TritonExperts"] = module.__name__
+    known = installers.KERNELS["TritonExperts"]
+    installers.KERNELS["TritonExperts"] = replace(known, installer=module.__name__)
 
 
 def layers(device: Device, count: int = 3, offloaded: tuple[int, ...] = ()) -> list[model.MoeLayer]:

@@ -330,6 +330,9 @@ def test_served_answers_are_the_same_bits(
     residency = found.residency
     assert residency is not None and residency.tier == tier
     assert (residency.hot_rows, residency.cold_rows) == (80, 48)
+    (kernel,) = residency.kernels
+    assert (kernel.name, kernel.layers) == ("X86CPUUnquantizedExperts", 4)
+    assert kernel.ran_on == "x86-64 CPU"
     assert (residency.locked_bytes >= residency.hot_bytes) == (tier == "mlock")
 
 

@@ -1,8 +1,8 @@
 """A lane in less memory than its model: it serves the same bits, and hot rows stay.
 
-A model of 2.25 GiB of experts boots un-limited (vLLM loads all of it first), then its memory cgroup
-is limited to what cannot be evicted and a small part of the cold rows: less than the un-hooked
-lane holds, of which nothing could be evicted. Prints the numbers.
+A model of 4.5 GiB of experts boots un-limited (vLLM loads all of it first), then its memory cgroup
+is limited to what cannot be evicted and a small part of the cold rows: less than the experts take,
+so nobody could hold the model in it. Prints the numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full]
 HERE = Path(__file__).parent
 SIZE = (4, 8)
 WINDOWS = 3
-HOT = 24
+HOT = 16
 COLD_PART = 0.15
 """Share of the cold bytes that the limit leaves room for."""
 
@@ -161,11 +161,11 @@ MAPS = ("positional", "measured")
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_the_limit_is_far_below_what_the_model_takes_and_holds(
+def test_the_limit_is_below_the_model_s_size_and_holds(
     found: dict[str, Any], name: str
 ) -> None:
     result = found[name]
-    assert result["limit"] < found["plain"]["anonymous"] - 0.4 * skewed_size.BYTES
+    assert result["limit"] < skewed_size.BYTES < found["plain"]["anonymous"]
     assert result["usage"] <= result["limit"]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ import expertmaps_hook_model as model
 import expertmaps_hook_selftest as selftest
 import pytest
 
-from rowmap_jobs.formats.status import ModelGeometry
+from rowmap_jobs.formats.status import KernelUse, ModelGeometry
 
 
 class Tensor:
@@ -162,7 +164,7 @@ def test_kernels_of_names_alike_are_refused(name: str) -> None:
     assert failure.reason == "HookUnsupported" and f"found {name}, " in failure.message
 
 
-@pytest.mark.parametrize("name", sorted(installers.ROLES))
+@pytest.mark.parametrize("name", sorted(installers.KERNELS))
 def test_another_module_s_class_of_a_known_name_is_refused(name: str) -> None:
     item = layer(7)
     found = type(name, (), {"__module__": "elsewhere"})
@@ -181,10 +183,40 @@ def test_an_installer_refuses_a_layer_it_cannot_split(monkeypatch: pytest.Monkey
     installer = ModuleType("installer_of_the_test")
     installer.check = check  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, installer.__name__, installer)
-    monkeypatch.setitem(installers.INSTALLERS, "TritonExperts", installer.__name__)
+    known = installers.KERNELS["TritonExperts"]
+    monkeypatch.setitem(
+        installers.KERNELS, "TritonExperts", replace(known, installer=installer.__name__)
+    )
     item = layer(7)
     item.container.quant_method.moe_kernel.fused_experts = TritonExperts()
     assert refused(item, "cuda").message == "LoRA is active on 2"
+
+
+def test_the_status_says_for_each_kernel_where_it_was_run() -> None:
+    class X86CPUUnquantizedExperts:
+        pass
+
+    class MarlinExperts:
+        pass
+
+    items = [layer(number) for number in range(3)]
+    for item, kind in zip(items, (MarlinExperts, X86CPUUnquantizedExperts, MarlinExperts), strict=True):
+        item.container.quant_method.moe_kernel.fused_experts = kind()
+    found = [
+        KernelUse.from_wire(wire, "kernels")
+        for wire in installers.wire_kernels(item.container for item in items)
+    ]
+    assert [(use.name, use.layers, use.ran_on) for use in found] == [
+        ("MarlinExperts", 2, None), ("X86CPUUnquantizedExperts", 1, "x86-64 CPU"),
+    ]  # fmt: skip
+
+
+def test_the_readme_claims_hardware_for_the_same_kernels() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    support = readme.partition("## Support")[2].partition("\n## ")[0]
+    claimed = [line for line in support.splitlines() if line.startswith("|") and "| yes (" in line]
+    assert len(claimed) == len(installers.HARDWARE)
+    assert not set(installers.KERNELS) & set(installers.HARDWARE) or "has not run on" not in support
 
 
 def test_a_row_on_a_gpu_has_its_scales() -> None:
