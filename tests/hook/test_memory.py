@@ -161,9 +161,7 @@ MAPS = ("positional", "measured")
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_the_limit_is_below_the_model_s_size_and_holds(
-    found: dict[str, Any], name: str
-) -> None:
+def test_the_limit_is_below_the_model_s_size_and_holds(found: dict[str, Any], name: str) -> None:
     result = found[name]
     assert result["limit"] < skewed_size.BYTES < found["plain"]["anonymous"]
     assert result["usage"] <= result["limit"]

@@ -200,7 +200,8 @@ def test_the_status_says_for_each_kernel_where_it_was_run() -> None:
         pass
 
     items = [layer(number) for number in range(3)]
-    for item, kind in zip(items, (MarlinExperts, X86CPUUnquantizedExperts, MarlinExperts), strict=True):
+    kinds = (MarlinExperts, X86CPUUnquantizedExperts, MarlinExperts)
+    for item, kind in zip(items, kinds, strict=True):
         item.container.quant_method.moe_kernel.fused_experts = kind()
     found = [
         KernelUse.from_wire(wire, "kernels")
