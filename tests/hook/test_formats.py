@@ -18,7 +18,7 @@ from rowmap_jobs.formats import rowmap
 from rowmap_jobs.formats import status as contract
 from tests.ports import free_ports
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.hook, pytest.mark.full]
 
 PYTHON = os.environ.get(
     "EXPERTMAPS_VLLM_PYTHON", "/var/cache/expertmaps/vllm-0.32.0/venv/bin/python"

@@ -25,7 +25,7 @@ from tests.hook import memory_group, skewed_size
 from tests.hook.serving import MODEL, PYTHON
 from tests.hook.turns import Engine
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.hook, pytest.mark.full]
 
 HERE = Path(__file__).parent
 SIZE = (4, 8)

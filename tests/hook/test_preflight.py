@@ -192,7 +192,7 @@ def answers() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.e2e
+@pytest.mark.hook
 @pytest.mark.parametrize("name", ["b", "count"])
 def test_another_map_and_counting_find_the_same_caches(
     answers: dict[str, dict[str, Any]], name: str
@@ -201,7 +201,7 @@ def test_another_map_and_counting_find_the_same_caches(
     assert answers[name]["differs"] == []
 
 
-@pytest.mark.e2e
+@pytest.mark.hook
 @pytest.mark.parametrize(
     ("name", "factor", "left", "right"),
     [
