@@ -329,6 +329,12 @@ def test_metrics_are_exactly_the_table(served: tuple[str, hook_status.Status]) -
         assert tuple(labels) == metrics.METRICS[found[1]].labels, line
 
 
+def test_the_readme_has_the_table_of_metrics() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for name, row in metrics.METRICS.items():
+        assert f"| `{name}` | {', '.join(row.labels)} | {row.text} |" in readme
+
+
 def test_big_numbers_keep_their_digits() -> None:
     wire = make().wire()
     wire["residency"] = {**FULL["residency"], "hotBytes": 123_456_789_012}
