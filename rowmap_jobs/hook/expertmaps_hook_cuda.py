@@ -42,6 +42,9 @@ else:
     from expertmaps_hook_tensors import ExpertTensor, discover
     from expertmaps_hook_tiers import TieredLayer
 
+RELEASE_SLACK = 256 << 20
+"""Device bytes that kernels of the self-test may take for good."""
+
 Hashes = dict[str, list[int]]
 """By tensor name, a hash of each expert's row."""
 
@@ -100,7 +103,8 @@ class CudaResidency:
         served from there; the next `undo` tries again and says so.
         """
         try:
-            for step in self._steps:
+            for place, step in enumerate(self._steps):
+                self._check_free(place)
                 self._move_layer(self._layers[step.layer], probe)
         except BaseException as error:
             # Frames of the failed step hold its tensors, and putting back needs their memory.
@@ -115,7 +119,6 @@ class CudaResidency:
 
     def _move_layer(self, layer: Layer, probe: Probe | None) -> None:
         item, hot = layer.item, layer.order[: layer.hot]
-        self._check_free(item.layer)
         before = probe(item, hot) if probe is not None else []
         hashes = {
             part.name: rows.hashes(part.layout.flat(part.holders[0].data)) for part in layer.parts
@@ -134,8 +137,9 @@ class CudaResidency:
             undo.pop_all()
         self._moved.append(Moved(layer, tiered, hashes, blocks, uninstall))
 
-    def _check_free(self, number: int) -> None:
+    def _check_free(self, place: int) -> None:
         """What the plan counted on must still be there: others use this memory, too."""
+        number = self._steps[place].layer
         needs, free = self._moves[number].tiers, self._device.free()
         for tier, reason in (("device", "DeviceMemoryShort"), ("host", "HostMemoryShort")):
             need, found, guard = (getattr(side, tier) for side in (needs, free, self._guard))
@@ -144,6 +148,17 @@ class CudaResidency:
                     reason,
                     f"{tier} memory before layer {number}: needs {need} bytes, found {found} bytes "
                     f"free, guard {guard}; the plan had expected more",
+                )
+        moved = self._steps[:place]
+        if moved:
+            released = sum(self._moves[step.layer].whole.device for step in moved)
+            short = moved[-1].after.device - free.device
+            if short > max(RELEASE_SLACK, released // 2):
+                raise env.HookError(
+                    "MemoryNotReleased",
+                    f"device memory before layer {number}: {short} bytes fewer free than planned, "
+                    f"of {released} that {place} layers gave back: the allocator keeps them, or "
+                    "another process took them",
                 )
 
     def _split(self, layer: Layer, undo: ExitStack) -> tuple[TieredLayer, tuple[Block, ...]]:

@@ -26,7 +26,8 @@ class CudaDevice:
 
         found = torch.cuda.get_device_properties(self.device)
         bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-        return pinned.Pinned(pinned.CudaRuntime(), pinned.cpus_near(bus))
+        runtime = pinned.CudaRuntime(pinned.load_cudart(torch.version.cuda))
+        return pinned.Pinned(runtime, pinned.cpus_near(bus))
 
     def empty(self, rows: int, row_bytes: int) -> Any:
         """Fresh device memory, uint8 [rows, row_bytes]."""

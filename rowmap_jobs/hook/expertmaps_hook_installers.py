@@ -44,6 +44,8 @@ class Kernel:
     """The hook's module that knows its launches."""
     roles: tuple[str, ...]
     """What its passes are given beside the two weights, as attributes of the kernel's object."""
+    tuned_late: bool = False
+    """vLLM may choose its tactic after the weights are loaded, for each side alone."""
     installer: str = "expertmaps_hook_split"
 
 
@@ -56,6 +58,7 @@ KERNELS: dict[str, Kernel] = {
         EXPERTS + "trtllm_mxfp4_moe",
         "expertmaps_hook_split_trtllm",
         (*SCALED, "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
+        tuned_late=True,
     ),
 }
 """By the name of vLLM's class. A subclass is another kernel."""

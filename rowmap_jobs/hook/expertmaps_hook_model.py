@@ -112,6 +112,16 @@ def check_config(config: Any) -> None:
         (config.lora_config is not None, "LoraUnsupported", "--enable-lora adds to the experts"),
         (model.enable_sleep_mode, "SleepModeUnsupported", "--enable-sleep-mode moves weights"),
         (
+            _prefetches(config.offload_config),
+            "PrefetchOffloadUnsupported",
+            "--offload-group-size lets layers take turns in one memory",
+        ),
+        (
+            config.load_config.load_format == "ipc_cache",
+            "SharedWeightsUnsupported",
+            "--load-format ipc_cache: another process owns the weights",
+        ),
+        (
             config.weight_transfer_config is not None,
             "WeightReloadUnsupported",
             "weight transfer writes into the weights",
@@ -120,6 +130,58 @@ def check_config(config: Any) -> None:
     for refused, reason, message in refusals:
         if refused:
             raise HookError(reason, message)
+
+
+def _prefetches(offload: Any) -> bool:
+    """Whether vLLM's prefetching offloader is on: named, or chosen by its group size."""
+    backend, group = offload.offload_backend, int(offload.prefetch.offload_group_size)
+    return bool(backend == "prefetch" or (backend == "auto" and group > 0))
+
+
+def check_device_config(config: Any, layers: list[MoeLayer], environ: Mapping[str, str]) -> None:
+    """Refuse what moves between device and host memory would get wrong. Raises HookError."""
+    tuned = {
+        name
+        for name in (installers.kernel_class(item.container) for item in layers)
+        if name in installers.KERNELS and installers.KERNELS[name].tuned_late
+    }
+    refusals = (
+        (
+            config.model_config.enable_cumem_allocator,
+            "CumemAllocatorUnsupported",
+            "--enable-cumem-allocator keeps the memory of rows that moved",
+        ),
+        (
+            environ.get("VLLM_ENABLE_STARTUP_PLAN", "0") not in ("", "0"),
+            "StartupPlanUnsupported",
+            "VLLM_ENABLE_STARTUP_PLAN gives a boot without the hook the KV cache of one with it",
+        ),
+        (
+            bool(tuned) and bool(config.kernel_config.enable_flashinfer_autotune),
+            "AutotuneUnsupported",
+            f"{', '.join(sorted(tuned))}: FlashInfer tunes each side after the self-test; expected "
+            "--no-enable-flashinfer-autotune",
+        ),
+    )
+    for refused, reason, message in refusals:
+        if refused:
+            raise HookError(reason, message)
+
+
+def check_shared(layers: list[MoeLayer]) -> None:
+    """Refuse weights that two layers hold at once: moving one layer's rows would move both's.
+
+    Raises HookError (WeightsShared).
+    """
+    owners: dict[int, int] = {}
+    for item in layers:
+        for name, tensor in item.tensors().items():
+            owner = owners.setdefault(int(tensor.data_ptr()), item.layer)
+            if owner != item.layer and tensor.numel():
+                raise HookError(
+                    "WeightsShared",
+                    f"layer {item.layer}: {name} lies where layer {owner} has its own",
+                )
 
 
 def check_layers(layers: list[MoeLayer], device: str) -> None:
@@ -147,6 +209,7 @@ def check_layers(layers: list[MoeLayer], device: str) -> None:
         else:
             installers.installer(item.layer, container).check(item.module)
             tensors.discover(item.layer, container, item.experts)
+    check_shared(layers)
 
 
 def check_tensors(item: MoeLayer) -> None:

@@ -19,12 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import expertmaps_hook_pages as pages
-    from .expertmaps_hook_env import HookError, logger
+    from .expertmaps_hook_env import HookError
 else:
     import expertmaps_hook_pages as pages
-    from expertmaps_hook_env import HookError, logger
+    from expertmaps_hook_env import HookError
 
 REGISTER_MAPPED = 0x02
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)  # fmt: skip
+"""Limit, use, statistics and the name of evictable page cache there: of cgroup v2 and of v1."""
 TOUCH_THREADS = 4
 
 
@@ -41,8 +49,8 @@ class Block:
 class CudaRuntime:
     """The calls of libcudart that pinning needs. A code other than 0 is a HookError (PinFailed)."""
 
-    def __init__(self, library: Any = None) -> None:
-        self._library = load_cudart() if library is None else library
+    def __init__(self, library: Any) -> None:
+        self._library = library
         void, size = ctypes.c_void_p, ctypes.c_size_t
         for name, arguments in (
             ("cudaHostRegister", [void, size, ctypes.c_uint]),
@@ -82,20 +90,27 @@ class CudaRuntime:
         raise HookError("PinFailed", f"{call}: error {code}, {name.decode('ascii', 'replace')}")
 
 
-def load_cudart(maps: Path = Path("/proc/self/maps")) -> Any:
+def load_cudart(version: str | None = None, maps: Path = Path("/proc/self/maps")) -> Any:
     """The CUDA runtime this process already runs on: another copy would have another state.
 
-    Raises HookError (HookUnsupported).
+    `version` is that of torch, as in `13.0`: where several runtimes are loaded, its major number
+    says which one is torch's. Raises HookError (HookUnsupported).
     """
-    for line in maps.read_text("utf-8", "replace").splitlines():
-        path = Path(line[line.find("/") :]) if "/" in line else None
-        if path is not None and path.name.startswith("libcudart"):
-            return ctypes.CDLL(str(path))
-    raise HookError("HookUnsupported", "libcudart: found none in this process, expected torch's")
+    lines = maps.read_text("utf-8", "replace").splitlines()
+    paths = [Path(line[line.find("/") :]) for line in lines if "/" in line]
+    found = sorted({path for path in paths if path.name.startswith("libcudart")})
+    major = f".so.{(version or '').partition('.')[0]}"
+    fitting = [path for path in found if major in path.name] or found
+    if len(fitting) != 1:
+        names = ", ".join(path.name for path in fitting) or "none"
+        raise HookError(
+            "HookUnsupported", f"libcudart: found {names} in this process, expected torch's alone"
+        )
+    return ctypes.CDLL(str(fitting[0]))
 
 
 class Pinned:
-    """All registered memory of a residency. Every block is given back by `free` or `close`."""
+    """All registered memory of a residency. Every block is given back by `free`."""
 
     def __init__(self, runtime: CudaRuntime, cpus: frozenset[int] | None, libc: Any = None) -> None:
         self._runtime, self._cpus = runtime, cpus
@@ -132,14 +147,6 @@ class Pinned:
         finally:
             # The kernel keeps pages that a driver still has pinned, whoever unmaps them.
             self._libc.unmap(block.address, block.size)
-
-    def close(self) -> None:
-        """Give back every block; what fails is logged."""
-        for block in reversed(list(self._blocks)):
-            try:
-                self.free(block)
-            except (HookError, OSError) as error:
-                logger.warning("expertmaps: %d pinned bytes not given back: %s", block.size, error)
 
 
 def touch(address: int, size: int, cpus: frozenset[int] | None) -> None:
@@ -206,15 +213,17 @@ def host_free(root: Path = Path("/")) -> int:
         available = _fields(root / "proc/meminfo", ":")["MemAvailable"] * 1024
     except (OSError, KeyError, ValueError):
         raise HookError("HookUnsupported", "/proc/meminfo: MemAvailable not found") from None
-    folder = root / "sys/fs/cgroup"
-    try:
-        limit = int((folder / "memory.max").read_text("ascii"))
-        used = int((folder / "memory.current").read_text("ascii"))
-        # Page cache that the kernel drops before it refuses memory.
-        cache = _fields(folder / "memory.stat", None).get("inactive_file", 0)
-    except (OSError, ValueError):
-        return available  # no limit ("max"), or no cgroup v2
-    return max(0, min(available, limit - used + cache))
+    for files in CGROUP_FILES:
+        limit_file, used_file, stat_file = (root / "sys/fs/cgroup" / name for name in files[:3])
+        try:
+            limit = int(limit_file.read_text("ascii"))
+            used = int(used_file.read_text("ascii"))
+            # Page cache that the kernel drops before it refuses memory.
+            cache = _fields(stat_file, None).get(files[3], 0)
+        except (OSError, ValueError):
+            continue  # no limit ("max"), or the other version
+        available = min(available, limit - used + cache)
+    return max(0, available)
 
 
 def _fields(path: Path, separator: str | None) -> dict[str, int]:

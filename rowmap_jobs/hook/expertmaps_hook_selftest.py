@@ -59,6 +59,7 @@ def probe(item: MoeLayer, hot: tuple[int, ...], padding: bool | None = None) -> 
     container._ensure_moe_quant_config_init()
     device = next(iter(item.tensors().values())).device
     top_k, outputs = int(container.top_k), []
+    hidden = _input_width(container)
     dtype = container.moe_config.in_dtype
     generator = torch.Generator().manual_seed(item.layer)
     pools = [(pool, False) for pool in choices(item.experts, top_k, hot)]
@@ -67,9 +68,7 @@ def probe(item: MoeLayer, hot: tuple[int, ...], padding: bool | None = None) -> 
     with torch.inference_mode():
         for pool, padded in pools:
             for tokens in TOKENS:
-                states, weights, ids, real = batch(
-                    pool, tokens, top_k, int(container.hidden_size), generator, padded
-                )
+                states, weights, ids, real = batch(pool, tokens, top_k, hidden, generator, padded)
                 result = container.forward_modular(
                     x=states.to(dtype).to(device),
                     topk_weights=weights.to(device),
@@ -79,6 +78,13 @@ def probe(item: MoeLayer, hot: tuple[int, ...], padding: bool | None = None) -> 
                 )
                 outputs.append(_comparable(result)[real.to(device)].clone().contiguous())
     return outputs
+
+
+def _input_width(container: Any) -> int:
+    """Columns of a layer's input: un-padded where the method pads them itself."""
+    if getattr(container.quant_method, "skip_forward_padding", False):
+        return int(container.moe_config.hidden_dim_unpadded)
+    return int(container.hidden_size)
 
 
 def _comparable(result: Any) -> Any:

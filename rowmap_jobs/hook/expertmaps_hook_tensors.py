@@ -45,6 +45,8 @@ ROUTING_TENSORS = frozenset({"_expert_map", "expert_map", "expert_mask", "e_scor
 
 DESCRIPTORS = ("_a1", "_a2", "_w1", "_w2")
 FIELDS = {"scale": "scale", "bias": "bias", "zp": "zp", "alpha_or_gscale": "gscale"}
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+"""Where torch keeps what a module owns; asked for by its own functions."""
 OFFLOADED = "_vllm_is_uva_offloaded"
 """vLLM's mark on a parameter that already lies in host memory."""
 
@@ -183,4 +185,10 @@ def _config(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(owner, "__dict__", {}).items()
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if isinstance(value, dict) and name not in MODULE_DICTS:
+            yield from ((f"{name}.{key}", item) for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            yield from ((f"{name}.{place}", item) for place, item in enumerate(value))
+        else:
+            yield name, value

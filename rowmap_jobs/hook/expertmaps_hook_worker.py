@@ -144,6 +144,7 @@ class Session:
         settings, device = self.settings, self.runner.device
         if device.type == "cpu":
             return Residency(layers, hot, settings.cold_directory, settings.tier)
+        model.check_device_config(self.worker.vllm_config, layers, os.environ)
         memory = CudaDevice(device)
         guard = Bytes(settings.device_guard, settings.host_guard)
         return CudaResidency(layers, hot, memory, memory.pinned(), guard)
@@ -264,6 +265,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)  # else it keeps the model of an engine that has ended
         if self.capture is not None:
             self.capture.close("Stopped")
         if self.status.phase != "Failed":

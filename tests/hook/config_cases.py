@@ -40,6 +40,9 @@ BUILT: dict[str, dict[str, Any]] = {
     "return routed experts": {"enable_return_routed_experts": True},
     "sleep mode": {"enable_sleep_mode": True},
     "eplb": {"enable_expert_parallel": True, "enable_eplb": True},
+    "prefetch offload": {"offload_group_size": 2},
+    "prefetch offload by name": {"offload_backend": "prefetch", "offload_group_size": 2},
+    "shared weights": {"load_format": "ipc_cache"},
 }
 CHANGED: dict[str, tuple[str, str, Any]] = {
     "sleep mode": ("model_config", "enable_sleep_mode", True),
@@ -127,6 +130,21 @@ def captures() -> dict[str, str | None]:
     }
 
 
+def device_refusals() -> dict[str, str | None]:
+    """Reasons before rows move between device and host memory, from vLLM's own fields."""
+    kernel = type("TrtLlmMxfp4ExpertsModular", (), {})()
+    method = SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=kernel))
+    layer = SimpleNamespace(routed_experts=SimpleNamespace(quant_method=method))
+    item = model.MoeLayer(0, layer)
+    plain, custom, tuned = (build(enable_flashinfer_autotune=on) for on in (False, False, True))
+    assert hasattr(custom.model_config, "enable_cumem_allocator")
+    object.__setattr__(custom.model_config, "enable_cumem_allocator", True)
+    return {
+        name: reason(lambda config: model.check_device_config(config, [item], os.environ), config)
+        for name, config in (("plain", plain), ("custom allocator", custom), ("tuned", tuned))
+    }
+
+
 def hashes() -> list[str]:
     """vLLM's compile hash in this environment: of the variables, and of the configuration."""
     from vllm.compilation.caching import aot_compile_hash_factors
@@ -143,4 +161,8 @@ if __name__ == "__main__":
     if sys.argv[3] == "hashes":
         print(json.dumps(hashes()))
     else:
-        print(json.dumps({"configs": refusals(), "captures": captures()}))
+        print(
+            json.dumps(
+                {"configs": refusals(), "captures": captures(), "devices": device_refusals()}
+            )
+        )

@@ -210,6 +210,30 @@ def a_wrong_scale_or_map_in_the_kernel_fails_the_self_test() -> None:
         caught("SelfTestFailed", "layer 1: output", install=with_mistake(mistake))
 
 
+def an_allocator_that_keeps_what_was_released_is_seen() -> None:
+    """Or hot rows would cost memory, and the status would say that they gave some back."""
+    slack, rounded = cuda.RELEASE_SLACK, cuda.device_bytes
+    cuda.RELEASE_SLACK, cuda.device_bytes = 0, lambda size: size
+    try:
+        for leaks in (False, True):
+            stand.use_installer()
+            machine = Machine()
+            found = stand.layers(machine.device)
+            before = snapshot(found)
+            made = residency(machine, found)
+            machine.device.leaks = leaks
+            if not leaks:
+                made.move(padded)
+                made.undo()
+                continue
+            failure = refused(lambda made=made: made.move(padded))
+            assert failure.reason == "MemoryNotReleased" and "1 layers" in failure.message, failure
+            assert same(snapshot(found), before)
+            assert not INSTALLED and machine.nothing_pinned()
+    finally:
+        cuda.RELEASE_SLACK, cuda.device_bytes = slack, rounded
+
+
 def a_kernel_that_ignores_the_tiers_is_seen() -> None:
     """It would read the shells that took the originals' place."""
     caught("SelfTestFailed", "layer 0", install=lambda module, tiered: lambda: None)

@@ -196,6 +196,26 @@ def an_unfinished_output_is_compared_by_route() -> None:
     assert not selftest.same_bits(selftest._comparable(one), selftest._comparable(wrong))
 
 
+def what_lies_in_a_list_or_a_table_of_the_kernel_is_seen() -> None:
+    for value in ([torch.rand(EXPERTS, 3)], {"packed": torch.rand(EXPERTS, 3)}):
+        for owner in ("quant_method", "kernel"):
+            container = stand.Container(Machine().device, 0, False)
+            method = container.quant_method
+            target = method if owner == "quant_method" else method.moe_kernel.fused_experts
+            target.extra = value
+            failure = stand.refused(lambda c=container: tensors.discover(0, c, EXPERTS))
+            assert failure.reason == "HookUnsupported" and "extra." in failure.message, failure
+
+
+def the_self_test_feeds_what_the_engine_feeds() -> None:
+    """A method that pads its input itself is given un-padded columns."""
+    container = stand.Container(Machine().device, 0, False)
+    assert selftest._input_width(container) == stand.HIDDEN
+    container.quant_method.skip_forward_padding = True
+    container.moe_config.hidden_dim_unpadded = stand.HIDDEN - 4
+    assert selftest._input_width(container) == stand.HIDDEN - 4
+
+
 def a_cuda_device_is_asked_in_order() -> None:
     """torch.cuda is a stand-in here: what is called, in which order, and with what."""
     calls: list[Any] = []
@@ -209,7 +229,7 @@ def a_cuda_device_is_asked_in_order() -> None:
         ),
         (pinned, "host_free"): lambda: 5 << 30,
         (pinned, "cpus_near"): lambda bus: calls.append(bus) or frozenset([3]),
-        (pinned, "load_cudart"): lambda: FakeCudart(),
+        (pinned, "load_cudart"): lambda version: calls.append(version) or FakeCudart(),
     }
     before = {place: getattr(*place) for place in kept}
     for place, value in kept.items():
@@ -218,7 +238,8 @@ def a_cuda_device_is_asked_in_order() -> None:
         device = CudaDevice("cuda:2")
         assert device.free() == (7 << 30, 5 << 30)
         assert calls == [("synchronize", "cuda:2"), "empty_cache", "empty_host_cache"]
-        assert device.pinned()._cpus == {3} and calls[-1] == "0001:0f:00.0"
+        assert device.pinned()._cpus == {3}
+        assert calls[-2:] == [torch.version.cuda, "0001:0f:00.0"]
     finally:
         for place, value in before.items():
             setattr(*place, value)

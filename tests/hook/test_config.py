@@ -58,6 +58,9 @@ REFUSED: dict[str, tuple[str | None, str | None]] = {
     "sleep mode": ("SleepModeUnsupported", "SleepModeUnsupported"),
     "eplb": ("EplbUnsupported", "EplbUnsupported"),
     "dbo": ("DboUnsupported", "DboUnsupported"),
+    "prefetch offload": ("PrefetchOffloadUnsupported", "PrefetchOffloadUnsupported"),
+    "prefetch offload by name": ("PrefetchOffloadUnsupported", "PrefetchOffloadUnsupported"),
+    "shared weights": ("SharedWeightsUnsupported", "SharedWeightsUnsupported"),
     "pooling": (None, "PoolingUnsupported"),
     "return routed experts": (None, "ReturnRoutedExpertsUnsupported"),
     "adaptive verification": (None, "SpeculationUnsupported"),
@@ -86,6 +89,14 @@ def test_kernels_without_a_capture_are_refused_by_name(refusals: Any) -> None:
     assert refusals["captures"] == dict.fromkeys(
         ("monolithic kernel", "unknown router", "no expert layer"), "KernelUnsupported"
     )
+
+
+def test_what_would_break_a_move_between_memories_is_refused_by_name(refusals: Any) -> None:
+    assert refusals["devices"] == {
+        "plain": None,
+        "custom allocator": "CumemAllocatorUnsupported",
+        "tuned": "AutotuneUnsupported",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -78,12 +78,21 @@ def config(**changes: Any) -> SimpleNamespace:
             enable_eplb=False, use_ubatching=False, enable_expert_parallel=False,
             world_size_across_dp=1,
         ),
-        model_config=SimpleNamespace(enable_sleep_mode=False),
+        model_config=SimpleNamespace(enable_sleep_mode=False, enable_cumem_allocator=False),
+        offload_config=SimpleNamespace(
+            offload_backend="auto", prefetch=SimpleNamespace(offload_group_size=0)
+        ),
+        load_config=SimpleNamespace(load_format="auto"),
+        kernel_config=SimpleNamespace(enable_flashinfer_autotune=False),
         lora_config=None,
         weight_transfer_config=None,
     )  # fmt: skip
     for name, value in changes.items():
-        for owner in (found.parallel_config, found.model_config, found):
+        owners = (
+            found.parallel_config, found.model_config, found.offload_config,
+            found.offload_config.prefetch, found.load_config, found.kernel_config, found,
+        )  # fmt: skip
+        for owner in owners:
             if hasattr(owner, name):
                 setattr(owner, name, value)
     return found
@@ -102,12 +111,38 @@ def config(**changes: Any) -> SimpleNamespace:
         ({"lora_config": object()}, "LoraUnsupported"),
         ({"enable_sleep_mode": True}, "SleepModeUnsupported"),
         ({"weight_transfer_config": object()}, "WeightReloadUnsupported"),
+        ({"offload_backend": "prefetch"}, "PrefetchOffloadUnsupported"),
+        ({"offload_group_size": 4}, "PrefetchOffloadUnsupported"),
+        ({"load_format": "ipc_cache"}, "SharedWeightsUnsupported"),
     ],
 )
 def test_configurations_are_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(env.HookError) as caught:
         model.check_config(config(**changes))
     assert caught.value.reason == reason
+
+
+def test_what_would_break_a_move_between_memories_is_refused_by_name() -> None:
+    items = [layer(0), layer(1)]
+    for item, name in zip(items, ("TritonExperts", "TrtLlmMxfp4ExpertsModular"), strict=True):
+        item.container.quant_method.moe_kernel.fused_experts = type(name, (), {})()
+    model.check_device_config(config(), items, {"VLLM_ENABLE_STARTUP_PLAN": "0"})
+    model.check_device_config(config(enable_flashinfer_autotune=True), items[:1], {})
+    for changes, environ, reason in (
+        ({"enable_cumem_allocator": True}, {}, "CumemAllocatorUnsupported"),
+        ({}, {"VLLM_ENABLE_STARTUP_PLAN": "1"}, "StartupPlanUnsupported"),
+        ({"enable_flashinfer_autotune": True}, {}, "AutotuneUnsupported"),
+    ):
+        with pytest.raises(env.HookError) as caught:
+            model.check_device_config(config(**changes), items, environ)
+        assert caught.value.reason == reason
+
+
+def test_layers_that_take_turns_in_one_memory_are_refused() -> None:
+    shared = Tensor(8, 4, 3)
+    items = [layer(0, w13_weight=shared), layer(1), layer(4, w13_weight=shared)]
+    with pytest.raises(env.HookError, match="layer 4: w13_weight lies where layer 0 has its own"):
+        model.check_layers(items, "cpu")
 
 
 def test_a_plain_configuration_and_layer_pass() -> None:

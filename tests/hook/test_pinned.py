@@ -91,17 +91,6 @@ def test_an_unknown_code_is_named_by_its_number() -> None:
         machine.pinned.allocate(PAGE)
 
 
-def test_close_gives_back_the_rest_in_reverse_and_goes_on_after_a_failure() -> None:
-    machine = Machine()
-    blocks = [machine.pinned.allocate(PAGE * (n + 1)) for n in range(3)]
-    machine.pinned.free(blocks[1])
-    machine.cuda.fail_at = len(machine.calls)  # the next call: unregister of the last block
-    machine.pinned.close()
-    assert machine.calls[-4:] == ["unregister", "unmap", "unregister", "unmap"]
-    assert machine.libc.mapped == {} and machine.pinned.size == 0
-    assert machine.cuda.registered == {blocks[2].address: 3 * PAGE}  # what the driver refused
-
-
 def test_every_page_is_written_on_the_wanted_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = os.sched_getaffinity(0)
     near = frozenset([min(allowed), 4096])
@@ -180,6 +169,14 @@ def test_free_host_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path) -> 
     assert pinned.host_free(tmp_path) == 900000 - 600000 + 1000
     (group / "memory.max").write_text("1000\n")
     assert pinned.host_free(tmp_path) == 0
+    (group / "memory.max").unlink()
+    (group / "memory").mkdir()
+    (group / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
+    (group / "memory/memory.usage_in_bytes").write_text("600000\n")
+    (group / "memory/memory.stat").write_text("inactive_file 7\ntotal_inactive_file 2000\n")
+    assert pinned.host_free(tmp_path) == 1000 * 1024
+    (group / "memory/memory.limit_in_bytes").write_text("900000\n")
+    assert pinned.host_free(tmp_path) == 900000 - 600000 + 2000
     assert pinned.host_free() > 0
     (tmp_path / "proc/meminfo").write_text("")
     with pytest.raises(env.HookError, match="MemAvailable"):
@@ -190,9 +187,16 @@ def test_the_runtime_of_this_process_is_used_or_none(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     maps.write_text("7f00-7f01 r-xp 0 0:0 0 \n7f02-7f03 r-xp 0 0:0 1  /lib/libc.so.6\n")
     with pytest.raises(env.HookError) as caught:
-        pinned.load_cudart(maps)
+        pinned.load_cudart("13.0", maps)
     assert caught.value.reason == "HookUnsupported"
     line = "7f02-7f03 r-xp 0 0:0 1  /no such folder/libcudart.so.13\n"
     maps.write_text(line)
     with pytest.raises(OSError, match=r"/no such folder/libcudart\.so\.13"):
-        pinned.load_cudart(maps)
+        pinned.load_cudart("13.0", maps)
+    other = line.replace("no such folder", "other")
+    maps.write_text(line + other.replace(".13", ".12") + line)
+    with pytest.raises(OSError, match=r"/no such folder/libcudart\.so\.13"):
+        pinned.load_cudart("13.0", maps)
+    maps.write_text(line + other)
+    with pytest.raises(env.HookError, match=r"found libcudart\.so\.13, libcudart\.so\.13 in"):
+        pinned.load_cudart("13.0", maps)

@@ -289,6 +289,8 @@ def test_the_device_decides_where_rows_go(start: Any, monkeypatch: pytest.Monkey
     made: dict[str, tuple[Any, ...]] = {}
     device = SimpleNamespace(pinned=lambda: "pinned")
     monkeypatch.setattr(worker_module, "CudaDevice", lambda _: device)
+    checked: list[Any] = []
+    monkeypatch.setattr(model, "check_device_config", lambda *given: checked.append(given[1]))
     for name in ("CudaResidency", "Residency"):
         monkeypatch.setattr(
             worker_module, name, lambda *found, name=name: made.setdefault(name, found)
@@ -298,9 +300,11 @@ def test_the_device_decides_where_rows_go(start: Any, monkeypatch: pytest.Monkey
     started = session(start("off"))
     started._residency([], {0: (1,)})
     assert made.pop("Residency") == ([], {0: (1,)}, Path("/cold"), "overlay")
+    assert not checked
     started.runner.device = SimpleNamespace(type="cuda")
     started._residency([], {0: (1,)})
     assert made == {"CudaResidency": ([], {0: (1,)}, device, "pinned", (5, 10 << 30))}
+    assert checked == [[]]
 
 
 def test_a_gpu_kernel_that_nothing_splits_is_served_unhooked_and_named(
@@ -338,6 +342,7 @@ def test_a_shortage_on_a_gpu_is_served_unhooked_and_named(
 
     hook = serving(Rows(), monkeypatch)
     monkeypatch.setattr(worker_module, "CudaResidency", Short)
+    monkeypatch.setattr(model, "check_device_config", lambda *_: None)
     monkeypatch.setattr(worker_module, "CudaDevice", lambda _: SimpleNamespace(pinned=object))
     monkeypatch.setattr(Runner, "device", SimpleNamespace(type="cuda"))
     worker = start("serve", hook=hook)
