@@ -37,7 +37,7 @@ CROWD = {
     "params": {"max_tokens": 24}, "salt": "crowd",
     "tags": [{"expertmaps_t": f"crowd{i}"} for i in range(len(TEXTS))],
 }  # fmt: skip
-"""As many requests as TIGHT has blocks, which all need a second one at their 33rd token."""
+"""As many requests as TIGHT has blocks (vLLM keeps one of six); all need two from token 33 on."""
 FLUSH = {"texts": TEXTS[:1]}
 """One more request: a runner hears of a request's end with its next step."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2,
