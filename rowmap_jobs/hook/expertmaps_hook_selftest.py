@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_installers import fused_experts
     from .expertmaps_hook_model import MoeLayer
 else:
     from expertmaps_hook_env import HookError
+    from expertmaps_hook_installers import fused_experts
     from expertmaps_hook_model import MoeLayer
 
 TOKENS = (1, 8, 64)
@@ -46,12 +48,31 @@ def batch(
     return states, weights / weights.sum(-1, keepdim=True), ids, real
 
 
+def one_scale_for_all_rows(config: Any) -> bool:
+    """Whether a kernel scales the rows between its two GEMMs by the largest value of all of them.
+
+    `config` is vLLM's FusedMoEQuantConfig; the formula is TritonExperts.apply's own
+    (`a2_scale_is_global`): quantised activations, with no scale from the checkpoint and none for
+    each row or block. Formats that begin with "mx" scale blocks of 32 values within a row.
+    """
+    kind = config.quant_dtype
+    return (
+        kind is not None
+        and not str(kind).startswith("mx")
+        and config.a2_scale is None
+        and config.block_shape is None
+        and not config.per_act_token_quant
+    )
+
+
 def probe(item: MoeLayer, hot: tuple[int, ...], padding: bool | None = None) -> list[Any]:
     """Outputs of the layer's expert kernel for hot, cold and mixed routes of several sizes.
 
     On an accelerator (`padding` not given) a mixed batch with padding follows, as the engine makes
     it for a fixed batch size: id -1 on all routes of a token. What a kernel leaves in such a
     token's row is undefined, so only other rows are compared. The CPU's kernel knows no such ids.
+    Where one scale is taken over all rows, that which earlier batches left in memory enters it and
+    no row is defined, with or without tiers: there is no padded batch then.
     """
     import torch
 
@@ -63,7 +84,8 @@ def probe(item: MoeLayer, hot: tuple[int, ...], padding: bool | None = None) -> 
     dtype = container.moe_config.in_dtype
     generator = torch.Generator().manual_seed(item.layer)
     pools = [(pool, False) for pool in choices(item.experts, top_k, hot)]
-    if device.type != "cpu" if padding is None else padding:
+    pads = device.type != "cpu" if padding is None else padding
+    if pads and not one_scale_for_all_rows(fused_experts(container).quant_config):
         pools.append((pools[-1][0], True))
     with torch.inference_mode():
         for pool, padded in pools:

@@ -110,6 +110,7 @@ class TritonExperts:
         self.container = container
         # One scale is the parameter itself, the other a second object over its memory.
         self.quant_config = SimpleNamespace(
+            quant_dtype=None,
             _w1=SimpleNamespace(scale=container.w13_weight_scale),
             _w2=SimpleNamespace(scale=container.w2_weight_scale.data),
         )

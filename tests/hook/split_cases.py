@@ -26,8 +26,8 @@ import torch
 from split_layers import refused, replaced
 
 WORK = Path(sys.argv[2])
-KINDS = ("bf16", "bias", "block", "channel", "tensor")
-EXAMPLES = 50
+KINDS = ("bf16", "bias", "block", "channel", "tensor", "static")
+EXAMPLES = 60
 
 
 def both(
@@ -53,14 +53,14 @@ def both(
 
 
 def triton_split_is_the_whole_to_the_bit() -> None:
-    """50 layers of random kind, size, hot count (none and all too), tokens up to 64, ids of -1."""
+    """60 layers of random kind, size, hot count (none and all too), tokens up to 64, ids of -1."""
     draw = random.Random(0)
     seen = set()
     for seed in range(EXAMPLES):
         kind = KINDS[seed % len(KINDS)]
         experts = draw.choice((4, 6, 9, 13))
-        hot = (0, experts)[seed // len(KINDS)] if seed < 10 else draw.randint(1, experts - 1)
-        tokens = draw.choice((1, 1, 2, 3, 7, 17, 33)) if seed % 12 else 64
+        hot = (0, experts)[seed // len(KINDS)] if seed < 12 else draw.randint(1, experts - 1)
+        tokens = draw.choice((1, 1, 2, 3, 7, 17, 33)) if seed % 11 else 64
         size = {
             "hidden": draw.choice((64, 96, 160)),
             "inner": draw.choice((32, 64)),

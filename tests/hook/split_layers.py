@@ -135,7 +135,8 @@ def triton_layer(
 ) -> Container:
     """TritonExperts with weights [E, 2*inner, hidden] and [E, hidden, inner].
 
-    `kind`: bf16, bias, block (fp8 in blocks of 32 x 32), channel or tensor (fp8).
+    `kind`: bf16, bias, block (fp8 in blocks of 32 x 32), channel or tensor (fp8), static (as
+    tensor, with the activations' scales in the checkpoint).
     """
     from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
 
@@ -144,12 +145,13 @@ def triton_layer(
     data: dict[str, Any] = {}
     for name, shape in shapes.items():
         values = torch.randn(shape, generator=make) / shape[-1] ** 0.5
-        fp8 = kind in ("block", "channel", "tensor")
+        fp8 = kind in ("block", "channel", "tensor", "static")
         data[f"{name}_weight"] = (values * 100).to(FP8) if fp8 else values.bfloat16()
         scale = {
             "block": (experts, -(-shape[1] // 32), -(-shape[2] // 32)),
             "channel": (experts, shape[1], 1),
             "tensor": (experts,),
+            "static": (experts,),
         }.get(kind)
         if scale is not None:
             data[f"{name}_weight_scale"] = (torch.rand(scale, generator=make) + 0.1) / 50
@@ -164,6 +166,8 @@ def triton_layer(
         quant = moe.fp8_w8a8_moe_quant_config(
             w1_scale=made.w13_weight_scale,
             w2_scale=made.w2_weight_scale,
+            a1_scale=torch.tensor([0.01]) if kind == "static" else None,
+            a2_scale=torch.tensor([0.02]) if kind == "static" else None,
             per_act_token_quant=kind == "channel",
             block_shape=[32, 32] if kind == "block" else None,
         )
@@ -208,15 +212,18 @@ def routes(
     return ids.int().masked_fill(gone, -1), weights / weights.sum(-1, keepdim=True)
 
 
-def run(container: Container, ids: Any, weights: Any, hidden: Any) -> Any:
-    """The layer's output [T, K], as vLLM's modular kernel calls the experts."""
+def run(container: Container, ids: Any, weights: Any, hidden: Any, left: float = 1.0) -> Any:
+    """The layer's output [T, K], as vLLM's modular kernel calls the experts.
+
+    `left` is the size of what an earlier layer left in the workspace.
+    """
     experts = container.experts
     w1, w2 = container.w13_weight, container.w2_weight
     _, tokens, inner, width, top_k = experts.moe_problem_size(hidden, w1, w2, ids)
     first, second, out = experts.workspace_shapes(
         tokens, inner, width, top_k, -1, -1, None, MoEActivation.SILU
     )
-    fill = torch.Generator().manual_seed(1)  # what an earlier layer left in the workspace
+    fill = torch.Generator().manual_seed(1)
     quantised, scale = quantize(
         hidden, experts.a1_scale, experts.quant_dtype, experts.per_act_token_quant,
         experts.block_shape,
@@ -226,8 +233,8 @@ def run(container: Container, ids: Any, weights: Any, hidden: Any) -> Any:
         output=output, hidden_states=quantised, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids,
         activation=MoEActivation.SILU, global_num_experts=experts.moe_config.num_experts,
         expert_map=None, a1q_scale=scale, a2_scale=experts.a2_scale,
-        workspace13=torch.randn(first, generator=fill).bfloat16(),
-        workspace2=torch.randn(second, generator=fill).bfloat16(),
+        workspace13=(left * torch.randn(first, generator=fill)).bfloat16(),
+        workspace2=(left * torch.randn(second, generator=fill)).bfloat16(),
         expert_tokens_meta=None, apply_router_weight_on_input=False,
     )  # fmt: skip
     return output

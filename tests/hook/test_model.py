@@ -356,3 +356,21 @@ def test_self_test_routes_cover_both_sides(hot: tuple[int, ...]) -> None:
     if 2 <= len(hot) <= 6:
         assert set(pools[0]) == set(hot) and not set(pools[1]) & set(hot)
         assert set(pools[2]) & set(hot) and set(pools[2]) - set(hot)
+
+
+@pytest.mark.parametrize(
+    ("one_scale", "config"),
+    [
+        (True, {}),
+        (False, {"quant_dtype": None}),
+        (False, {"quant_dtype": "mxfp8"}),
+        (False, {"a2_scale": 0.5}),
+        (False, {"block_shape": [128, 128]}),
+        (False, {"per_act_token_quant": True}),
+    ],
+)
+def test_one_scale_for_all_rows(one_scale: bool, config: dict[str, Any]) -> None:
+    """fp8 that is scaled as it comes, and neither by row nor by block."""
+    fp8 = {"quant_dtype": "torch.float8_e4m3fn", "a2_scale": None, "block_shape": None,
+           "per_act_token_quant": False}  # fmt: skip
+    assert selftest.one_scale_for_all_rows(SimpleNamespace(**{**fp8, **config})) == one_scale

@@ -35,6 +35,10 @@ def test_triton_experts(tmp_path: Path) -> None:
     assert len(cases_of("split_cases.py", tmp_path / "work")) == 12
 
 
+def test_one_scale_over_all_rows(tmp_path: Path) -> None:
+    assert len(cases_of("split_scale_cases.py", tmp_path / "work")) == 3
+
+
 def test_marlin_experts(tmp_path: Path) -> None:
     assert len(cases_of("split_marlin_cases.py", tmp_path / "work")) == 6
 
