@@ -13,6 +13,7 @@ import ctypes
 import gc
 import hashlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +55,7 @@ class Residency:
         self._moved: list[tuple[Any, pages.Segment]] = []
         self._base = 0
         self._locked = 0
+        self._seconds = 0.0
         pages.check_map_count(sum(len(ranges) for ranges in self._ranges.values()))
         self._descriptor = pages.create_cold_file(folder, self.size)
 
@@ -93,6 +95,7 @@ class Residency:
         """Copy a tensor into the mapping, put its hot pages in place, compare all rows."""
         source, target = parameter.data_ptr(), self._base + segment.offset
         before = row_hashes(source, segment)
+        started = time.monotonic()
         ctypes.memmove(target, source, segment.size)
         # Written back now, while the pages are clean to drop; the rest of the boot needs memory.
         os.fdatasync(self._descriptor)
@@ -103,6 +106,7 @@ class Residency:
                 self._libc.overlay(self._base + low, high - low)
                 size = min(high, segment.end) - low
                 ctypes.memmove(self._base + low, source + low - segment.offset, size)
+        self._seconds += time.monotonic() - started
         self._libc.protect(target, pages.page_up(segment.size))
         changed = [
             row
@@ -176,7 +180,7 @@ class Residency:
         hot_rows = sum(len(self._hot[item.layer]) for item in self._layers)
         rows = sum(item.experts for item in self._layers)
         hot_bytes = sum(len(self._hot[item.layer]) * item.row_bytes for item in self.segments)
-        return {
+        found = {
             "hotRows": hot_rows,
             "coldRows": rows - hot_rows,
             "hotBytes": hot_bytes,
@@ -184,6 +188,10 @@ class Residency:
             "lockedBytes": self._locked,
             "tier": self._tier,
         }
+        if self._seconds:
+            total = sum(item.size for item in self.segments)
+            found["moveBytesPerSecond"] = int(total / self._seconds)
+        return found
 
 
 def row_hashes(address: int, segment: pages.Segment) -> list[bytes]:

@@ -330,6 +330,7 @@ def test_served_answers_are_the_same_bits(
     residency = found.residency
     assert residency is not None and residency.tier == tier
     assert (residency.hot_rows, residency.cold_rows) == (80, 48)
+    assert residency.move_bytes_per_second is not None and residency.move_bytes_per_second > 0
     (kernel,) = residency.kernels
     assert (kernel.name, kernel.layers) == ("X86CPUUnquantizedExperts", 4)
     assert kernel.ran_on == "x86-64 CPU"
