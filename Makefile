@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CLUSTER_TOOL := tests/cluster/cluster
 
-.PHONY: help demo demo-down test test-full unit lint api e2e venv crds clean
+.PHONY: help demo demo-down test test-full unit lint api hook e2e venv crds clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -18,14 +18,17 @@ demo: venv ## Run the whole main job with real parts (CLUSTER=current IMAGE=... 
 demo-down: venv ## Remove everything that `make demo` made.
 	$(PY) -m tests.demo down
 
-test: venv ## Every test but the long ones: unit, API server, end to end.
-	$(PY) tests/run.py unit api e2e
+test: venv ## Every test but the long ones: unit, API server, hook, end to end.
+	$(PY) tests/run.py unit api hook e2e
 
 unit: venv ## Lint, types, import rules and the fast tests.
 	$(PY) tests/run.py unit
 
 api: venv ## Tests against a real kube-apiserver.
 	$(PY) tests/run.py api
+
+hook: venv ## Tests of the hook in vLLM and torch, on the CPU.
+	$(PY) tests/run.py hook
 
 e2e: venv ## Tests on the local cluster.
 	$(PY) tests/run.py e2e

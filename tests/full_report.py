@@ -26,6 +26,8 @@ BENCHES = (
     ("bench_import", "--bytes", "1000000000"),
     ("simulate",),
     ("bench_counting",),
+    ("bench_hook_cost",),
+    ("bench_hook_throughput",),
 )
 
 

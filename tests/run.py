@@ -1,8 +1,8 @@
 """Run test stages in order, print how long each took, and close with one summary line.
 
-Stages: lint, unit (with lint), api, e2e, full (what is too long for the others). A failing stage
-does not hide the later ones' results, but stages that need a cluster are left out once the fast
-ones failed.
+Stages: lint, unit (with lint), api, hook, e2e, full (what is too long for the others). A failing
+stage does not hide the later ones' results, but the long ones are left out once the fast ones
+failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ LINT = (
     (str(BIN / "lint-imports"), "--config", "pyproject.toml"),
 )
 BROWSER = (sys.executable, "-m", "tests.report.install")
-MARKS = {"unit": "not api and not e2e", "api": "api", "e2e": "e2e and not full", "full": "full"}
+MARKS = {
+    "unit": "not api and not hook and not e2e",
+    "api": "api",
+    "hook": "hook and not full",
+    "e2e": "e2e and not full",
+    "full": "full",
+}
+WORKERS = {
+    "unit": ("-n", "auto", "--dist", "loadfile"),
+    # One process at a time boots engines; beside it run the tests that need torch alone.
+    "hook": ("-n", "2", "--dist", "loadgroup"),
+}
 CLUSTER = ("install", "build", "vllm", "up", "images")
 
 
@@ -52,11 +63,12 @@ def lint(env: dict[str, str]) -> int:
 
 
 def prepare(stage: str, env: dict[str, str]) -> int:
-    """What a stage needs on the machine: binaries for api, the whole cluster for e2e."""
+    """What a stage needs on the machine: binaries for api, vLLM for hook, a cluster for e2e."""
     tool = str(ROOT / "tests/cluster/cluster")
     steps = {
         "unit": (),
         "api": ("install", "build"),
+        "hook": ("install", "vllm"),
         "e2e": CLUSTER,
         "full": CLUSTER,
     }[stage]
@@ -72,8 +84,7 @@ def tests(stage: str, env: dict[str, str]) -> tuple[int, int]:
     if stage == "unit":
         run(BROWSER, env)  # without a browser its tests fail, and the others still run
     pytest = (sys.executable, "-m", "pytest", "-q", "-m", MARKS[stage], f"--junitxml={report}")
-    workers = ("-n", "auto", "--dist", "loadfile") if stage == "unit" else ()
-    code = run((*pytest, *workers, "--durations=5"), env)
+    code = run((*pytest, *WORKERS.get(stage, ()), "--durations=5"), env)
     if not report.exists():
         return 0, 1
     suite = ElementTree.parse(report).getroot().find("testsuite")
@@ -90,7 +101,7 @@ def main() -> int:
     WORK.mkdir(exist_ok=True)
     env, times, passed, failed = environment(), {}, 0, 0
     for stage in stages:
-        if failed and stage in ("e2e", "full"):
+        if failed and stage in ("hook", "e2e", "full"):
             print(f"{stage}: left out, since an earlier stage failed", flush=True)
             continue
         start = time.monotonic()

@@ -33,6 +33,16 @@ class ModelGeometry(Strict):
     row_bytes: PerLayer
 
 
+class KernelUse(Strict):
+    """A kernel of the engine that reads moved rows."""
+
+    name: str
+    """Its class in the engine."""
+    layers: int = Field(ge=1)
+    ran_on: str | None = None
+    """Hardware on which the makers of the hook ran it with this kernel; null: on none."""
+
+
 class Residency(Strict):
     """Rows and bytes in each tier; all zero when nothing was re-homed."""
 
@@ -41,7 +51,11 @@ class Residency(Strict):
     hot_bytes: int = Field(ge=0)
     cold_bytes: int = Field(ge=0)
     locked_bytes: int = Field(ge=0)
-    tier: Literal["overlay", "mlock", "none"]
+    tier: Literal["overlay", "mlock", "uva", "none"]
+    """overlay, mlock: a CPU's cold rows in a mapped file. uva: a GPU's in pinned host memory."""
+    move_bytes_per_second: int | None = Field(default=None, ge=0)
+    """How fast rows were copied into the tiers, where that was measured."""
+    kernels: tuple[KernelUse, ...] = ()
 
 
 class CompileEvidence(Strict):
@@ -51,11 +65,16 @@ class CompileEvidence(Strict):
     cache_misses: int = Field(ge=0)
     aot_loaded: int = Field(default=0, ge=0)
     aot_compiled: int = Field(default=0, ge=0)
+    autotune_files: int = Field(default=0, ge=0)
+    autotune_written: int = Field(default=0, ge=0)
+    """Files of the kernel autotuner, and how many of them this boot wrote."""
+    autotune_digest: Digest | None = None
+    """Over all of them: equal between boots that tuned nothing."""
 
     @property
     def hit(self) -> bool | None:
-        """True: loaded and nothing compiled. False: something compiled. None: no compiler ran."""
-        if self.cache_misses or self.aot_compiled:
+        """True: loaded, nothing compiled or tuned. False: something was. None: no compiler ran."""
+        if self.cache_misses or self.aot_compiled or self.autotune_written:
             return False
         if self.cache_hits or self.aot_loaded:
             return True
@@ -68,13 +87,16 @@ class Counting(Strict):
     prefill_rows: int = Field(ge=0)
     decode_rows: int = Field(ge=0)
     recomputed_rows: int = Field(ge=0)
+    """Rows fed once more: after a preemption, or to rebuild a window after a cache hit."""
+    verify_rows: int = Field(default=0, ge=0)
+    """Rows of drafted tokens, accepted or not; in no transcript."""
     missed: int = Field(ge=0)
     transcripts: int = Field(ge=0)
     skipped: dict[str, int] = Field(default_factory=dict)
 
 
 class HookStatus(Strict):
-    """One engine process group of a pod, as rank 0 reports it."""
+    """One engine process group of a pod, as rank 0 reports it; another rank's own file is alike."""
 
     version: Literal[1] = 1
     hook_version: str

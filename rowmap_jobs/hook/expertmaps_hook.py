@@ -4,7 +4,8 @@ vLLM calls `register` in every process it starts: API server, engine core, worke
 that inspects models. It stays light there (no torch) and acts only where a worker is imported.
 Environment: EXPERTMAPS_MODE (off, serve, count), EXPERTMAPS_MAP, EXPERTMAPS_DIR,
 EXPERTMAPS_COLD_DIR, EXPERTMAPS_TIER (overlay, mlock), EXPERTMAPS_STATUS_PORT,
-EXPERTMAPS_CAPTURE_SLOTS. None of them is in vLLM's compile hash.
+EXPERTMAPS_CAPTURE_SLOTS, EXPERTMAPS_DEVICE_GUARD_BYTES, EXPERTMAPS_HOST_GUARD_BYTES. None of
+them is in vLLM's compile hash.
 """
 
 import importlib

@@ -5,7 +5,13 @@ lists the positions that are response ([start, end, start, end, ...], half-open,
 When the prompt is fed whole, `transcripts/<id>.npz` appears with `counts` int64[2, L, E], `rows`
 int64[2], `bad` int64 and `recomputed` int64. A request that cannot be counted leaves
 `transcripts/<id>.skip` with the reason. Without `expertmaps_seg` the request's own output is the
-response, and the file appears when the request ends.
+response, and the file appears when the request ends; with asynchronous scheduling such a request
+may have fed its last token as well, where a stop word ended it.
+
+Reasons: Aborted, Duplicate, Lora, Multimodal, NoSlot, ParallelSampling, PromptEmbeds,
+SegmentsInvalid, Speculation (a live request with drafts), Stopped, StreamingInput, WriteFailed, or
+why counting ended; and, in the status alone, BeamSearch, Pooling and TranscriptIdInvalid, whose
+requests name no transcript.
 """
 
 from __future__ import annotations
@@ -32,6 +38,9 @@ else:
 
 FOLDER = "transcripts"
 CLOSE_SECONDS = 10.0
+WRITE_FAILED = "WriteFailed"
+UNPLANNED_METHODS = ("custom_class", "extract_hidden_states")
+"""Speculative methods of vLLM that do not verify plain drafts."""
 
 
 class Writer:
@@ -40,6 +49,8 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written = 0
+        self.failed = 0
+        """Results that could not be written, as on a full disk."""
         self._queue: queue.Queue[tuple[str, Snapshot, positions.Tracked] | tuple[str, str] | None]
         self._queue = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="expertmaps-writer", daemon=True)
@@ -61,11 +72,24 @@ class Writer:
         while (item := self._queue.get()) is not None:
             try:
                 if len(item) == 2:
-                    write_atomic(self.folder / f"{item[0]}.skip", item[1].encode() + b"\n")
+                    self._write_skip(*item)
                 else:
                     self._write_counts(*item)
             except Exception:
                 env.logger.exception("expertmaps: result of transcript %s not written", item[0])
+                if len(item) == 3:
+                    self._write_failed(item[0])
+
+    def _write_failed(self, transcript: str) -> None:
+        """Say that counts are lost, where a few bytes still have room: no reader then waits."""
+        self.failed += 1
+        try:
+            self._write_skip(transcript, WRITE_FAILED)
+        except OSError:
+            env.logger.warning("expertmaps: nor the reason for it")
+
+    def _write_skip(self, transcript: str, reason: str) -> None:
+        write_atomic(self.folder / f"{transcript}.skip", reason.encode() + b"\n")
 
     def _write_counts(
         self, transcript: str, snapshot: Snapshot, tracked: positions.Tracked
@@ -78,6 +102,8 @@ class Writer:
 
 def encode(snapshot: Snapshot, tracked: positions.Tracked) -> bytes:
     """The bytes of a transcript's file."""
+    if snapshot.copied is not None:
+        snapshot.copied.synchronize()  # this is the writer's thread: no step waits
     stream = io.BytesIO()
     np.savez(
         stream,
@@ -112,10 +138,16 @@ class Capture:
         if not scheduled.total_num_scheduled_tokens:
             return
         starts = self._admit(scheduled)
-        counts = scheduled.num_scheduled_tokens
-        batch = [(name, starts[name], counts[name]) for name in order if counts.get(name)]
-        if sum(count for _, _, count in batch) != scheduled.total_num_scheduled_tokens:
+        counts, drafted = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+        batch = [
+            (name, starts[name], counts[name], len(drafted.get(name, ())))
+            for name in order
+            if counts.get(name)
+        ]
+        if sum(rows for _, _, rows, _ in batch) != scheduled.total_num_scheduled_tokens:
             raise RuntimeError("the batch is not what the scheduler planned")
+        for name in drafted:
+            self._drafted(name)
         step = self.ledger.step(batch)
         self.counters.add(step.runs)
         for request_id in step.complete:
@@ -127,10 +159,14 @@ class Capture:
         """Take in new requests; returns the first position of each scheduled one."""
         starts = {}
         for new in scheduled.scheduled_new_reqs:
-            known = new.req_id in self.ledger.requests
-            tracked = self.ledger.add(new.req_id, new.prompt_len)
-            if not known:
+            known = self.ledger.requests.get(new.req_id)
+            if known is None:
+                tracked = self.ledger.add(new.req_id, new.prompt_len, new.replay_start)
                 self._tag(new, tracked)
+            else:
+                if new.prompt_len != known.prompt_len:
+                    self._give_up(known, "StreamingInput")
+                self.ledger.add(new.req_id, new.prompt_len, new.replay_start)
             starts[new.req_id] = int(new.num_computed_tokens)
         cached = scheduled.scheduled_cached_reqs
         for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
@@ -140,7 +176,11 @@ class Capture:
         return starts
 
     def _tag(self, new: Any, tracked: positions.Tracked) -> None:
-        if new.sampling_params is None:
+        untagged = "Pooling" if new.sampling_params is None else None
+        if positions.is_beam(new.req_id):
+            untagged = "BeamSearch"
+        if untagged is not None:
+            self._skip(untagged, None)
             return
         try:
             tag = positions.read_tag(new.sampling_params.extra_args, tracked.prompt_len)
@@ -168,7 +208,19 @@ class Capture:
         if tracked.tag.segments is None and tracked.fed >= tracked.prompt_len:
             self._finish(tracked)
             return
-        self._skip("Aborted", tracked.tag.transcript)
+        self._give_up(tracked, "Aborted")
+
+    def _drafted(self, request_id: str) -> None:
+        """A live transcript with drafts is not whole: its accepted rows are not known as such."""
+        tracked = self.ledger.requests.get(request_id)
+        if tracked is not None and tracked.tag is not None and tracked.tag.segments is None:
+            self._give_up(tracked, "Speculation")
+
+    def _give_up(self, tracked: positions.Tracked, reason: str) -> None:
+        """Leave a transcript's reason instead of its counts."""
+        if tracked.slot is None or tracked.tag is None:
+            return
+        self._skip(reason, tracked.tag.transcript)
         self.counters.clear_slot(tracked.slot)
         self._release(tracked)
 
@@ -203,14 +255,17 @@ class Capture:
 
     def wire(self) -> dict[str, Any]:
         """Counting, as the status carries it."""
-        totals = self.ledger.totals
+        totals, skipped = self.ledger.totals, dict(self.skipped)
+        if self.writer.failed:
+            skipped[WRITE_FAILED] = self.writer.failed
         return {
             "prefillRows": totals.prefill,
             "decodeRows": totals.decode,
             "recomputedRows": totals.recomputed,
+            "verifyRows": totals.verify,
             "missed": self.counters.missed(),
             "transcripts": self.writer.written,
-            "skipped": dict(self.skipped),
+            "skipped": skipped,
         }
 
 
@@ -227,14 +282,56 @@ def unsupported(new: Any) -> str | None:
     return None
 
 
+def check_config(config: Any) -> None:
+    """Refuse engines whose rows cannot be told apart. Raises HookError."""
+    speculative = config.speculative_config
+    method = None if speculative is None else str(speculative.method)
+    refusals = (
+        (
+            config.aux_output_config.enabled,
+            "ReturnRoutedExpertsUnsupported",
+            "--enable-return-routed-experts puts its own capture over this one",
+        ),
+        (
+            speculative is not None and bool(speculative.enable_adaptive_verification),
+            "SpeculationUnsupported",
+            "adaptive verification feeds other rows than the scheduler planned",
+        ),
+        (
+            method in UNPLANNED_METHODS,
+            "SpeculationUnsupported",
+            f"speculative method: found {method}, whose rows are not checked for this hook",
+        ),
+        (
+            bool(config.model_config.is_diffusion),
+            "DiffusionUnsupported",
+            "a diffusion model feeds the same positions many times",
+        ),
+        (
+            config.model_config.runner_type != "generate",
+            "PoolingUnsupported",
+            f"runner: found {config.model_config.runner_type}, expected generate",
+        ),
+    )
+    for refused, reason, message in refusals:
+        if refused:
+            raise env.HookError(reason, message)
+
+
 def bind(model: Any, config: Any) -> Any:
-    """Have vLLM's own capturer record the experts of every MoE layer; returns it."""
+    """Have vLLM's own capturer record the experts of every MoE layer; returns it.
+
+    Raises HookError where vLLM has no capture for a router or a kernel.
+    """
     from vllm.model_executor.layers.fused_moe import routed_experts_capturer as vllm_capturer
 
-    capturer = vllm_capturer.RoutedExpertsCapturer(
-        config.scheduler_config.max_num_batched_tokens, config
-    )
-    vllm_capturer.bind_routed_experts_capturer(model, capturer)
+    try:
+        capturer = vllm_capturer.RoutedExpertsCapturer(
+            config.scheduler_config.max_num_batched_tokens, config
+        )
+        vllm_capturer.bind_routed_experts_capturer(model, capturer)
+    except ValueError as error:
+        raise env.HookError("KernelUnsupported", f"vLLM captures nothing: {error}") from error
     return capturer
 
 

@@ -25,6 +25,8 @@ class Snapshot(NamedTuple):
     """int64[2, layers, experts]: prefill, decode."""
     bad: Any
     """Rows with a missing, impossible or repeated expert in any layer."""
+    copied: Any = None
+    """Device event after both copies; None where the device is the CPU."""
 
 
 class Counters:
@@ -85,14 +87,20 @@ class Counters:
         names = [2 * self.slots if bucket == DROPPED else bucket for bucket, _ in runs]
         lengths = [rows for _, rows in runs]
         values = np.repeat(np.asarray(names, np.int64), np.asarray(lengths, np.int64))
-        return self._torch.from_numpy(values).to(self._buffer.device, non_blocking=True)
+        host = self._torch.from_numpy(values)
+        if self._buffer.is_cuda:
+            host = host.pin_memory()  # from other memory the copy would wait for the device
+        return host.to(self._buffer.device, non_blocking=True)
 
     def take(self, slot: int) -> Snapshot:
         """Copy a slot's counters and zero them, in order with the steps around it."""
         table = self._table[2 * slot : 2 * slot + 2]
-        snapshot = Snapshot(table.clone(), self._bad[slot].clone())
+        counts, bad, copied = table.clone(), self._bad[slot].clone(), None
+        if self._buffer.is_cuda:
+            copied = self._torch.cuda.Event()
+            copied.record()
         self.clear_slot(slot)
-        return snapshot
+        return Snapshot(counts, bad, copied)
 
     def clear_slot(self, slot: int) -> None:
         """Forget what a slot holds."""

@@ -19,6 +19,9 @@ DEFAULT_DIR = "/var/run/expertmaps"
 DEFAULT_MAP = "/etc/expertmaps/rowmap.json"
 MODES = ("off", "serve", "count")
 TIERS = ("overlay", "mlock")
+DEVICE_GUARD = 8 << 30
+HOST_GUARD = 10 << 30
+MAX_GUARD = 1 << 50
 MAX_MESSAGE = 1024
 
 # Below the logger that vLLM configures, so that records reach the engine's log.
@@ -52,6 +55,9 @@ class Settings:
     tier: str = "overlay"
     status_port: int | None = None
     capture_slots: int = 64
+    device_guard: int = DEVICE_GUARD
+    host_guard: int = HOST_GUARD
+    """Bytes that moving rows must leave free on the device and in host memory."""
     problem: HookError | None = None
     """A setting that could not be used; the hook then reports it and stays away."""
 
@@ -69,6 +75,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         tier = "overlay"
     port = _integer(environ, "EXPERTMAPS_STATUS_PORT", 1, 65535, problems)
     slots = _integer(environ, "EXPERTMAPS_CAPTURE_SLOTS", 1, 4096, problems)
+    device_guard = _integer(environ, "EXPERTMAPS_DEVICE_GUARD_BYTES", 0, MAX_GUARD, problems)
+    host_guard = _integer(environ, "EXPERTMAPS_HOST_GUARD_BYTES", 0, MAX_GUARD, problems)
     directory = environ.get("EXPERTMAPS_DIR") or DEFAULT_DIR
     return Settings(
         mode=mode,
@@ -78,6 +86,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         tier=tier,
         status_port=port,
         capture_slots=slots or Settings.capture_slots,
+        device_guard=DEVICE_GUARD if device_guard is None else device_guard,
+        host_guard=HOST_GUARD if host_guard is None else host_guard,
         problem=HookError("SettingInvalid", "; ".join(problems)) if problems else None,
     )
 
@@ -88,7 +98,7 @@ def _integer(
     text = environ.get(name) or ""
     if not text:
         return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+    if not re.fullmatch(r"[0-9]{1,16}", text) or not low <= int(text) <= high:
         problems.append(f"{name}: found {text[:32]!r}, expected an integer from {low} to {high}")
         return None
     return int(text)

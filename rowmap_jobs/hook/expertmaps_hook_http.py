@@ -1,38 +1,24 @@
-"""Read-only HTTP server of the hook: GET /status and GET /metrics. Standard library only.
-
-Metric names are part of the product's interface:
-expertmaps_hook_info, expertmaps_hook_phase, expertmaps_hook_error, expertmaps_generation,
-expertmaps_hot_rows, expertmaps_cold_rows, expertmaps_hot_bytes, expertmaps_cold_bytes,
-expertmaps_locked_bytes, expertmaps_steps_total, expertmaps_boot_seconds,
-expertmaps_compile_cache_hits, expertmaps_compile_cache_misses, expertmaps_aot_loaded,
-expertmaps_aot_compiled, expertmaps_counted_rows_total, expertmaps_recomputed_rows_total,
-expertmaps_missed_rows_total, expertmaps_transcripts_total, expertmaps_skipped_total,
-expertmaps_major_faults_total.
-"""
+"""Read-only HTTP server of the hook: GET /status and GET /metrics. Standard library only."""
 
 from __future__ import annotations
 
 import errno
 import socket
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import expertmaps_hook_env as env
+    from .expertmaps_hook_metrics import render_metrics
     from .expertmaps_hook_status import Publisher, Status
 else:
     import expertmaps_hook_env as env
+    from expertmaps_hook_metrics import render_metrics
     from expertmaps_hook_status import Publisher, Status
 
-PHASES = ("Loading", "Ready", "Serving", "Failed", "Stopped")
 MAX_CONNECTIONS = 8
 TIMEOUT_SECONDS = 5
-
-Sample = tuple[str, str, str, dict[str, str], float | int]
-"""Name, type, help, labels, value."""
 
 
 class StatusServer(ThreadingHTTPServer):
@@ -140,9 +126,12 @@ class Published:
 
 
 def publish(status: Status, settings: env.Settings) -> Published:
-    """Serve a status by port and file; a port that is taken is an error beside the work."""
+    """Serve a status by port and file; a port that is taken is an error beside the work.
+
+    Ranks above 0 have a file alone, of their own name: rank 0 reads it and speaks for the pod.
+    """
     server = None
-    if settings.status_port is not None:
+    if settings.status_port is not None and status.rank == 0:
         try:
             server = start_server(settings.status_port, status)
         except env.HookError as failure:
@@ -165,96 +154,3 @@ def report_failure(error: BaseException) -> Published:
     status = Status(settings, version)
     status.fail(failure)
     return publish(status, settings)
-
-
-def render_metrics(wire: dict[str, Any]) -> str:
-    """A status in Prometheus text format."""
-    lines: list[str] = []
-    last = ""
-    for name, kind, text, labels, value in _samples(wire):
-        if name != last:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            last = name
-        shown = ",".join(f'{key}="{_escape(item)}"' for key, item in labels.items())
-        lines.append(f"{name}{'{' + shown + '}' if shown else ''} {value!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _samples(wire: dict[str, Any]) -> Iterator[Sample]:
-    info = {
-        "mode": wire["mode"], "runner": wire["runner"], "engine_version": wire["engineVersion"],
-        "hook_version": wire["hookVersion"], "hook_digest": wire["hookDigest"],
-        "map_digest": wire.get("mapDigest", ""), "rank": str(wire["rank"]),
-    }  # fmt: skip
-    yield "expertmaps_hook_info", "gauge", "What this hook is.", info, 1
-    for phase in PHASES:
-        label = {"phase": phase}
-        yield "expertmaps_hook_phase", "gauge", "Phase.", label, int(wire["phase"] == phase)
-    if "error" in wire:
-        label = {"reason": wire["error"]["reason"]}
-        yield "expertmaps_hook_error", "gauge", "Why the hook gave up.", label, 1
-    yield "expertmaps_generation", "gauge", "Re-homings.", {}, wire["generation"]
-    yield "expertmaps_steps_total", "counter", "Steps of the model.", {}, wire["steps"]
-    if "bootSeconds" in wire:
-        yield "expertmaps_boot_seconds", "gauge", "Start to ready.", {}, wire["bootSeconds"]
-    yield from _residency_samples(wire.get("residency"))
-    yield from _compile_samples(wire.get("compile"))
-    yield from _counting_samples(wire.get("counting"))
-    faults = major_faults()
-    if faults is not None:
-        yield "expertmaps_major_faults_total", "counter", "Pages read from disk.", {}, faults
-
-
-def _residency_samples(residency: dict[str, Any] | None) -> Iterator[Sample]:
-    if residency is None:
-        return
-    for name, key, text in (
-        ("expertmaps_hot_rows", "hotRows", "Expert rows in fast memory."),
-        ("expertmaps_cold_rows", "coldRows", "Expert rows in slow memory."),
-        ("expertmaps_hot_bytes", "hotBytes", "Bytes of the hot rows."),
-        ("expertmaps_cold_bytes", "coldBytes", "Bytes of the cold rows."),
-        ("expertmaps_locked_bytes", "lockedBytes", "Bytes locked in memory."),
-    ):
-        yield name, "gauge", text, {"tier": residency["tier"]}, residency[key]
-
-
-def _compile_samples(evidence: dict[str, Any] | None) -> Iterator[Sample]:
-    if evidence is None:
-        return
-    for name, key, text in (
-        ("expertmaps_compile_cache_hits", "cacheHits", "Graphs loaded from the cache."),
-        ("expertmaps_compile_cache_misses", "cacheMisses", "Graphs compiled."),
-        ("expertmaps_aot_loaded", "aotLoaded", "AOT artifacts loaded."),
-        ("expertmaps_aot_compiled", "aotCompiled", "AOT artifacts compiled."),
-    ):
-        yield name, "gauge", text, {}, evidence[key]
-
-
-def _counting_samples(counting: dict[str, Any] | None) -> Iterator[Sample]:
-    if counting is None:
-        return
-    for phase in ("prefill", "decode"):
-        rows = counting[f"{phase}Rows"]
-        yield "expertmaps_counted_rows_total", "counter", "Rows.", {"phase": phase}, rows
-    for name, key, text in (
-        ("expertmaps_recomputed_rows_total", "recomputedRows", "Rows fed once more."),
-        ("expertmaps_missed_rows_total", "missed", "Rows with a selection that is not whole."),
-        ("expertmaps_transcripts_total", "transcripts", "Transcripts counted."),
-    ):
-        yield name, "counter", text, {}, counting[key]
-    for reason, count in sorted(counting["skipped"].items()):
-        label = {"reason": reason}
-        yield "expertmaps_skipped_total", "counter", "Transcripts skipped.", label, count
-
-
-def major_faults() -> int | None:
-    """Major page faults of this process: reads that memory did not have."""
-    try:
-        text = Path("/proc/self/stat").read_text("ascii", "replace")
-        return int(text.rpartition(")")[2].split()[9])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -9,24 +9,25 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import expertmaps_hook_checkpoint as checkpoint
+    from . import expertmaps_hook_installers as installers
+    from . import expertmaps_hook_tensors as tensors
     from .expertmaps_hook_env import HookError
     from .expertmaps_hook_map import ModelShape
+    from .expertmaps_hook_runner import draft_model
 else:
     import expertmaps_hook_checkpoint as checkpoint
+    import expertmaps_hook_installers as installers
+    import expertmaps_hook_tensors as tensors
     from expertmaps_hook_env import HookError
     from expertmaps_hook_map import ModelShape
+    from expertmaps_hook_runner import draft_model
 
-EXPERT_TENSORS = ("w13_weight", "w2_weight", "w13_bias", "w2_bias")
-"""Tensors with one row for each expert. Any other with that first dimension is refused."""
-
-ROUTING_TENSORS = frozenset({"_expert_map", "expert_map", "expert_mask", "e_score_correction_bias"})
-"""Small tables about routing that stay whole."""
-
+DEVICES = ("cpu", "cuda")
 SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -37,6 +38,8 @@ class MoeLayer:
     layer: int
     module: Any
     """The MoERunner."""
+    names: tuple[str, ...] = tensors.EXPERT_TENSORS
+    """Names of the tensors that may have a row for each expert."""
 
     @property
     def container(self) -> Any:
@@ -49,7 +52,7 @@ class MoeLayer:
 
     def tensors(self) -> dict[str, Any]:
         """Expert tensors by name, in a fixed order."""
-        found = ((name, getattr(self.container, name, None)) for name in EXPERT_TENSORS)
+        found = ((name, getattr(self.container, name, None)) for name in self.names)
         return {name: tensor for name, tensor in found if tensor is not None}
 
     def row_bytes(self) -> int:
@@ -80,6 +83,16 @@ def find_layers(model: Any) -> list[MoeLayer]:
     return layers
 
 
+def on_device(layers: list[MoeLayer], device: str) -> list[MoeLayer]:
+    """The layers with the expert tensors that a device's kernels have, scales included.
+
+    A layer's row is the same bytes in count and in serve mode, so maps fit. Raises HookError.
+    """
+    if device == "cpu":
+        return layers
+    return [replace(item, names=tensors.row_names(item.container, item.experts)) for item in layers]
+
+
 def check_config(config: Any) -> None:
     """Refuse what this hook would get wrong, from vLLM's configuration. Raises HookError."""
     parallel, model = config.parallel_config, config.model_config
@@ -99,6 +112,16 @@ def check_config(config: Any) -> None:
         (config.lora_config is not None, "LoraUnsupported", "--enable-lora adds to the experts"),
         (model.enable_sleep_mode, "SleepModeUnsupported", "--enable-sleep-mode moves weights"),
         (
+            _prefetches(config.offload_config),
+            "PrefetchOffloadUnsupported",
+            "--offload-group-size lets layers take turns in one memory",
+        ),
+        (
+            config.load_config.load_format == "ipc_cache",
+            "SharedWeightsUnsupported",
+            "--load-format ipc_cache: another process owns the weights",
+        ),
+        (
             config.weight_transfer_config is not None,
             "WeightReloadUnsupported",
             "weight transfer writes into the weights",
@@ -109,10 +132,64 @@ def check_config(config: Any) -> None:
             raise HookError(reason, message)
 
 
+def _prefetches(offload: Any) -> bool:
+    """Whether vLLM's prefetching offloader is on: named, or chosen by its group size."""
+    backend, group = offload.offload_backend, int(offload.prefetch.offload_group_size)
+    return bool(backend == "prefetch" or (backend == "auto" and group > 0))
+
+
+def check_device_config(config: Any, layers: list[MoeLayer], environ: Mapping[str, str]) -> None:
+    """Refuse what moves between device and host memory would get wrong. Raises HookError."""
+    tuned = {
+        name
+        for name in (installers.kernel_class(item.container) for item in layers)
+        if name in installers.KERNELS and installers.KERNELS[name].tuned_late
+    }
+    refusals = (
+        (
+            config.model_config.enable_cumem_allocator,
+            "CumemAllocatorUnsupported",
+            "--enable-cumem-allocator keeps the memory of rows that moved",
+        ),
+        (
+            environ.get("VLLM_ENABLE_STARTUP_PLAN", "0") not in ("", "0"),
+            "StartupPlanUnsupported",
+            "VLLM_ENABLE_STARTUP_PLAN gives a boot without the hook the KV cache of one with it",
+        ),
+        (
+            bool(tuned) and bool(config.kernel_config.enable_flashinfer_autotune),
+            "AutotuneUnsupported",
+            f"{', '.join(sorted(tuned))}: FlashInfer tunes each side after the self-test; expected "
+            "--no-enable-flashinfer-autotune",
+        ),
+    )
+    for refused, reason, message in refusals:
+        if refused:
+            raise HookError(reason, message)
+
+
+def check_shared(layers: list[MoeLayer]) -> None:
+    """Refuse weights that two layers hold at once: moving one layer's rows would move both's.
+
+    Raises HookError (WeightsShared).
+    """
+    owners: dict[int, int] = {}
+    for item in layers:
+        for name, tensor in item.tensors().items():
+            owner = owners.setdefault(int(tensor.data_ptr()), item.layer)
+            if owner != item.layer and tensor.numel():
+                raise HookError(
+                    "WeightsShared",
+                    f"layer {item.layer}: {name} lies where layer {owner} has its own",
+                )
+
+
 def check_layers(layers: list[MoeLayer], device: str) -> None:
     """Refuse layers and tensors this hook does not know. Raises HookError."""
-    if device != "cpu":
-        raise HookError("DeviceUnsupported", f"device: found {device}, expected cpu")
+    if device not in DEVICES:
+        raise HookError(
+            "DeviceUnsupported", f"device: found {device}, expected {' or '.join(DEVICES)}"
+        )
     for item in layers:
         container, config = item.container, item.container.moe_config
         fused = getattr(container.expert_map_manager, "num_fused_shared_experts", 0)
@@ -127,24 +204,31 @@ def check_layers(layers: list[MoeLayer], device: str) -> None:
             )
         if item.module.is_monolithic:
             raise HookError("KernelUnsupported", f"layer {item.layer} has a monolithic kernel")
-        check_tensors(item)
+        if device == "cpu":
+            check_tensors(item)
+        else:
+            installers.installer(item.layer, container).check(item.module)
+            tensors.discover(item.layer, container, item.experts)
+    check_shared(layers)
 
 
 def check_tensors(item: MoeLayer) -> None:
     """Refuse a tensor with a row for each expert that is not known. Raises HookError."""
     known = item.tensors()
-    for name in EXPERT_TENSORS[:2]:
+    for name in tensors.EXPERT_TENSORS[:2]:
         if name not in known:
             raise HookError("UnknownTensor", f"layer {item.layer} has no {name}")
+    owned = {id(tensor) for tensor in known.values()}
     pointers = {tensor.data_ptr() for tensor in known.values()}
     for name, tensor in _all_tensors(item):
-        if tensor.dim() < 1 or int(tensor.shape[0]) != item.experts:
+        if tensor.dim() < 1 or int(tensor.shape[0]) != item.experts or id(tensor) in owned:
             continue
-        if name not in known and name not in ROUTING_TENSORS and tensor.data_ptr() not in pointers:
-            raise HookError(
-                "UnknownTensor",
-                f"layer {item.layer}: {name} {list(tensor.shape)} has a row for each expert",
-            )
+        place = f"layer {item.layer}: {name} {list(tensor.shape)}"
+        if tensor.data_ptr() in pointers:
+            # Pointing the parameter elsewhere would leave this one behind.
+            raise HookError("UnknownTensor", f"{place} is another view of an expert tensor")
+        if name not in tensors.ROUTING_TENSORS and name not in tensors.UNREAD_TENSORS:
+            raise HookError("UnknownTensor", f"{place} has a row for each expert")
     for name, tensor in known.items():
         if int(tensor.shape[0]) != item.experts or not tensor.is_contiguous():
             raise HookError(
@@ -158,7 +242,11 @@ def _all_tensors(item: MoeLayer) -> Iterator[tuple[str, Any]]:
     yield from container.named_parameters(recurse=False)
     yield from container.named_buffers(recurse=False)
     kernel = getattr(container.quant_method, "moe_kernel", None)
-    for owner in (container, container.quant_method, getattr(kernel, "fused_experts", None)):
+    quant = getattr(container.quant_method, "moe_quant_config", None)
+    owners = [container, container.quant_method, getattr(kernel, "fused_experts", None), quant]
+    # Scales, zero points and biases reach a kernel through the descriptors of its weights.
+    owners += [getattr(quant, name, None) for name in ("_w1", "_w2")]
+    for owner in owners:
         for name, value in vars(owner).items() if owner is not None else ():
             if hasattr(value, "data_ptr") and hasattr(value, "shape"):
                 yield name, value
@@ -252,7 +340,7 @@ def model_shape(layers: list[MoeLayer], whole_layers: tuple[int, ...]) -> ModelS
 
 def draft_layers(runner: Any, layers: list[MoeLayer]) -> tuple[int, ...]:
     """MoE layers of a draft model: they stay whole."""
-    model = getattr(getattr(runner, "drafter", None), "model", None)
+    model = draft_model(runner)
     if model is None or not hasattr(model, "modules"):
         return ()
     try:

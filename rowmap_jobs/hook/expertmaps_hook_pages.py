@@ -131,6 +131,12 @@ class Libc:
         """Address of a shared, writable mapping of a whole file."""
         return self._map(None, size, MAP_SHARED, descriptor)
 
+    def map_anonymous(self, size: int) -> int:
+        """Address of fresh memory of its own, exactly sized to pages."""
+        address = self._map(None, size, MAP_PRIVATE | MAP_ANONYMOUS, -1)
+        self._libc.madvise(address, size, MADV_HUGEPAGE)  # a hint: kernels without it refuse
+        return address
+
     def overlay(self, address: int, size: int) -> None:
         """Put fresh anonymous memory over part of a mapping."""
         self._map(address, size, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1)

@@ -18,6 +18,8 @@ XARG_SEGMENTS = "expertmaps_seg"
 _ID = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 # vLLM names the children of a request with n > 1 `<index>_<request id>`.
 _CHILD = re.compile(r"[0-9]+_")
+# Its beam search is a new request for every beam and token, without the tag of the first one.
+_BEAM = re.compile(r"-beam-[0-9]+(-[0-9a-f]+)?$")
 
 PREFILL, DECODE = 0, 1
 DROPPED = -1
@@ -56,6 +58,8 @@ class Totals:
     prefill: int = 0
     decode: int = 0
     recomputed: int = 0
+    verify: int = 0
+    """Rows of drafts, accepted or not: they read weights, and are no one's decode."""
 
 
 @dataclass
@@ -109,6 +113,11 @@ def is_child(request_id: str) -> bool:
     return _CHILD.match(request_id) is not None
 
 
+def is_beam(request_id: str) -> bool:
+    """Whether a request is one step of one beam of a beam search."""
+    return _BEAM.search(request_id) is not None
+
+
 def phase_runs(
     tracked: Tracked, start: int, count: int, slots_base: int | None
 ) -> tuple[list[tuple[int, int]], int, int, int]:
@@ -119,8 +128,8 @@ def phase_runs(
     runs: list[tuple[int, int]] = []
     prefill = decode = recomputed = 0
     end = start + count
-    # A prompt position below the mark was fed before. A generated one below it may be the next
-    # try after a rejected draft, which reads weights again: only a preemption replays those.
+    # A prompt position below the mark was fed before. A generated one below it may come from a
+    # plan that took drafts for accepted (asynchronous scheduling): only a preemption replays it.
     replayed = max(min(tracked.fed, tracked.prompt_len), tracked.replay)
     cut = min(max(start, replayed), end)
     if cut > start:
@@ -160,14 +169,24 @@ class Ledger:
     def __init__(self) -> None:
         self.requests: dict[str, Tracked] = {}
         self.totals = Totals()
+        self.replayed = 0
+        """Tokens at the end of a prefix-cache hit that are fed once more."""
 
-    def add(self, request_id: str, prompt_len: int) -> Tracked:
-        """A request seen for the first time, or one that V2 adds again after a preemption."""
+    def add(self, request_id: str, prompt_len: int, replay_start: int = 0) -> Tracked:
+        """A request seen for the first time, or one that V2 adds again after a preemption.
+
+        `replay_start` is where vLLM rewound a prefix-cache hit to; the rows from there to the
+        hit's end were counted when the cached request was fed.
+        """
         tracked = self.requests.get(request_id)
-        if tracked is not None:
+        if tracked is None:
+            tracked = self.requests.setdefault(request_id, Tracked(prompt_len))
+        else:
             self.resume(request_id)
-            return tracked
-        return self.requests.setdefault(request_id, Tracked(prompt_len))
+            tracked.prompt_len = prompt_len  # grows when a client streams its prompt
+        if replay_start:
+            tracked.replay = max(tracked.replay, replay_start + self.replayed)
+        return tracked
 
     def resume(self, request_id: str) -> None:
         """A preempted request starts over: what it was fed is fed again."""
@@ -179,18 +198,27 @@ class Ledger:
         """A request that is finished or aborted."""
         return self.requests.pop(request_id, None)
 
-    def step(self, batch: Iterable[tuple[str, int, int]]) -> Step:
-        """Account one step of (request, first position, rows), in the order of the batch."""
+    def step(self, batch: Iterable[tuple[str, int, int, int]]) -> Step:
+        """Account one step of (request, first position, rows, drafts), in the order of the batch.
+
+        The last `drafts` rows verify drafted tokens. Which of them the model accepts is known only
+        after the step, and with asynchronous scheduling not even when the next one is planned; so
+        they are a class of their own, and no position of theirs counts as fed.
+        """
         step = Step()
-        for request_id, start, count in batch:
+        for request_id, start, rows, drafts in batch:
             tracked = self.requests.get(request_id)
             if tracked is None:
                 # Began before counting did: which of its rows are prompt is not known.
-                step.runs.append((DROPPED, count))
+                step.runs.append((DROPPED, rows))
                 continue
+            count = rows - drafts
             base = None if tracked.slot is None else tracked.slot * 2
             runs, prefill, decode, recomputed = phase_runs(tracked, start, count, base)
             step.runs.extend(runs)
+            if drafts:
+                step.runs.append((DROPPED, drafts))
+                self.totals.verify += drafts
             self.totals.prefill += prefill
             self.totals.decode += decode
             self.totals.recomputed += recomputed

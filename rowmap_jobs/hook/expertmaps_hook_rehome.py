@@ -13,6 +13,7 @@ import ctypes
 import gc
 import hashlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import expertmaps_hook_env as env
     from . import expertmaps_hook_pages as pages
+    from . import expertmaps_hook_selftest as selftest
     from .expertmaps_hook_model import MoeLayer, row_size
 else:
     import expertmaps_hook_env as env
     import expertmaps_hook_pages as pages
+    import expertmaps_hook_selftest as selftest
     from expertmaps_hook_model import MoeLayer, row_size
 
 Probe = Callable[[MoeLayer, tuple[int, ...]], list[Any]]
@@ -52,6 +55,7 @@ class Residency:
         self._moved: list[tuple[Any, pages.Segment]] = []
         self._base = 0
         self._locked = 0
+        self._seconds = 0.0
         pages.check_map_count(sum(len(ranges) for ranges in self._ranges.values()))
         self._descriptor = pages.create_cold_file(folder, self.size)
 
@@ -81,11 +85,7 @@ class Residency:
                 kept.append(parameter.data)
                 self._point(segment, parameter)
         after = probe(item, hot) if probe is not None else []
-        for index, (whole, tiered) in enumerate(zip(before, after, strict=True)):
-            if not _same_bits(whole, tiered):
-                raise env.HookError(
-                    "SelfTestFailed", f"layer {item.layer}: output {index} is not the same bits"
-                )
+        selftest.compare(item.layer, before, after)
         kept.clear()
         for segment in self.segments:
             if segment.layer == item.layer:
@@ -95,6 +95,7 @@ class Residency:
         """Copy a tensor into the mapping, put its hot pages in place, compare all rows."""
         source, target = parameter.data_ptr(), self._base + segment.offset
         before = row_hashes(source, segment)
+        started = time.monotonic()
         ctypes.memmove(target, source, segment.size)
         # Written back now, while the pages are clean to drop; the rest of the boot needs memory.
         os.fdatasync(self._descriptor)
@@ -105,6 +106,7 @@ class Residency:
                 self._libc.overlay(self._base + low, high - low)
                 size = min(high, segment.end) - low
                 ctypes.memmove(self._base + low, source + low - segment.offset, size)
+        self._seconds += time.monotonic() - started
         self._libc.protect(target, pages.page_up(segment.size))
         changed = [
             row
@@ -157,11 +159,14 @@ class Residency:
         """Give every moved parameter memory of its own again, then drop mapping and file."""
         import torch
 
-        for parameter, segment in reversed(self._moved):
+        while self._moved:
+            parameter, segment = self._moved.pop()
             fresh = torch.empty(parameter.shape, dtype=parameter.dtype)
-            ctypes.memmove(fresh.data_ptr(), self._base + segment.offset, segment.size)
+            address = self._base + segment.offset
+            ctypes.memmove(fresh.data_ptr(), address, segment.size)
             parameter.data = fresh
-        self._moved.clear()
+            # Given back at once: all copies together would take the memory of a second model.
+            self._libc.unmap(address, pages.page_up(segment.size))
         if self._base:
             self._libc.unmap(self._base, self.size)
             self._base = 0
@@ -175,7 +180,7 @@ class Residency:
         hot_rows = sum(len(self._hot[item.layer]) for item in self._layers)
         rows = sum(item.experts for item in self._layers)
         hot_bytes = sum(len(self._hot[item.layer]) * item.row_bytes for item in self.segments)
-        return {
+        found = {
             "hotRows": hot_rows,
             "coldRows": rows - hot_rows,
             "hotBytes": hot_bytes,
@@ -183,6 +188,10 @@ class Residency:
             "lockedBytes": self._locked,
             "tier": self._tier,
         }
+        if self._seconds:
+            total = sum(item.size for item in self.segments)
+            found["moveBytesPerSecond"] = int(total / self._seconds)
+        return found
 
 
 def row_hashes(address: int, segment: pages.Segment) -> list[bytes]:
@@ -198,16 +207,3 @@ def row_hashes(address: int, segment: pages.Segment) -> list[bytes]:
         return [one(row) for row in range(rows)]
     with ThreadPoolExecutor(max(1, min(8, len(os.sched_getaffinity(0))))) as pool:
         return list(pool.map(one, range(rows)))
-
-
-def _same_bits(left: Any, right: Any) -> bool:
-    return bool(
-        left.shape == right.shape
-        and (left.view(-1).view(_integer(left)) == right.view(-1).view(_integer(right))).all()
-    )
-
-
-def _integer(tensor: Any) -> Any:
-    import torch
-
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]

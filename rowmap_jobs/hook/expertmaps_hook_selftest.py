@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_installers import fused_experts
     from .expertmaps_hook_model import MoeLayer
 else:
+    from expertmaps_hook_env import HookError
+    from expertmaps_hook_installers import fused_experts
     from expertmaps_hook_model import MoeLayer
 
 TOKENS = (1, 8, 64)
+PADDING = 3
+"""Every third token of a padded batch is padding: all of its routes are -1."""
 
 
 def choices(experts: int, top_k: int, hot: tuple[int, ...]) -> list[list[int]]:
@@ -24,32 +30,116 @@ def choices(experts: int, top_k: int, hot: tuple[int, ...]) -> list[list[int]]:
     return [*pools, mixed if len(mixed) >= top_k else warm + cold]
 
 
-def probe(item: MoeLayer, hot: tuple[int, ...]) -> list[Any]:
-    """Outputs of the layer's expert kernel for hot, cold and mixed routes of several sizes."""
+def batch(
+    pool: list[int], tokens: int, top_k: int, hidden: int, generator: Any, padded: bool
+) -> tuple[Any, Any, Any, Any]:
+    """Fixed input: states [T, n], weights and ids [T, k], and which tokens are real, bool [T]."""
+    import torch
+
+    states = torch.randn(tokens, hidden, generator=generator)
+    weights = torch.rand(tokens, top_k, generator=generator) + 0.1
+    routes = torch.stack(
+        [torch.randperm(len(pool), generator=generator)[:top_k] for _ in range(tokens)]
+    )
+    ids, real = torch.tensor(pool)[routes], torch.ones(tokens, dtype=torch.bool)
+    if padded:
+        real[PADDING - 1 :: PADDING] = False
+        ids[~real] = -1
+    return states, weights / weights.sum(-1, keepdim=True), ids, real
+
+
+def one_scale_for_all_rows(config: Any) -> bool:
+    """Whether a kernel scales the rows between its two GEMMs by the largest value of all of them.
+
+    `config` is vLLM's FusedMoEQuantConfig; the formula is TritonExperts.apply's own
+    (`a2_scale_is_global`): quantised activations, with no scale from the checkpoint and none for
+    each row or block. Formats that begin with "mx" scale blocks of 32 values within a row.
+    """
+    kind = config.quant_dtype
+    return (
+        kind is not None
+        and not str(kind).startswith("mx")
+        and config.a2_scale is None
+        and config.block_shape is None
+        and not config.per_act_token_quant
+    )
+
+
+def probe(item: MoeLayer, hot: tuple[int, ...], padding: bool | None = None) -> list[Any]:
+    """Outputs of the layer's expert kernel for hot, cold and mixed routes of several sizes.
+
+    On an accelerator (`padding` not given) a mixed batch with padding follows, as the engine makes
+    it for a fixed batch size: id -1 on all routes of a token. What a kernel leaves in such a
+    token's row is undefined, so only other rows are compared. The CPU's kernel knows no such ids.
+    Where one scale is taken over all rows, that which earlier batches left in memory enters it and
+    no row is defined, with or without tiers: there is no padded batch then.
+    """
     import torch
 
     container = item.container
     container._ensure_moe_quant_config_init()
+    device = next(iter(item.tensors().values())).device
     top_k, outputs = int(container.top_k), []
+    hidden = _input_width(container)
     dtype = container.moe_config.in_dtype
     generator = torch.Generator().manual_seed(item.layer)
+    pools = [(pool, False) for pool in choices(item.experts, top_k, hot)]
+    pads = device.type != "cpu" if padding is None else padding
+    if pads and not one_scale_for_all_rows(fused_experts(container).quant_config):
+        pools.append((pools[-1][0], True))
     with torch.inference_mode():
-        for pool in choices(item.experts, top_k, hot):
+        for pool, padded in pools:
             for tokens in TOKENS:
-                hidden = torch.randn(tokens, int(container.hidden_size), generator=generator)
-                weights = torch.rand(tokens, top_k, generator=generator) + 0.1
-                routes = torch.stack(
-                    [torch.randperm(len(pool), generator=generator)[:top_k] for _ in range(tokens)]
-                )
+                states, weights, ids, real = batch(pool, tokens, top_k, hidden, generator, padded)
                 result = container.forward_modular(
-                    x=hidden.to(dtype),
-                    topk_weights=weights / weights.sum(-1, keepdim=True),
-                    topk_ids=torch.tensor(pool)[routes].to(_id_type(container)),
+                    x=states.to(dtype).to(device),
+                    topk_weights=weights.to(device),
+                    topk_ids=ids.to(_id_type(container)).to(device),
                     shared_experts=None,
                     shared_experts_input=None,
                 )
-                outputs.append(result.clone().contiguous())
+                outputs.append(_comparable(result)[real.to(device)].clone().contiguous())
     return outputs
+
+
+def _input_width(container: Any) -> int:
+    """Columns of a layer's input: un-padded where the method pads them itself."""
+    if getattr(container.quant_method, "skip_forward_padding", False):
+        return int(container.moe_config.hidden_dim_unpadded)
+    return int(container.hidden_size)
+
+
+def _comparable(result: Any) -> Any:
+    """A kernel's output by token. One that left its sum to the next layer: the rows it would sum.
+
+    [T, n], or [T, k, n] gathered from rows whose order is the kernel's own.
+    """
+    rows = getattr(result, "gemm2_permuted", None)
+    if rows is None:
+        return result
+    index = result.expanded_idx_to_permuted_idx.long()
+    return rows[index.clamp(min=0)].masked_fill((index < 0).unsqueeze(-1), 0)
+
+
+def compare(layer: int, before: list[Any], after: list[Any]) -> None:
+    """The same bits from both runs, or HookError (SelfTestFailed)."""
+    for index, (whole, tiered) in enumerate(zip(before, after, strict=True)):
+        if not same_bits(whole, tiered):
+            raise HookError("SelfTestFailed", f"layer {layer}: output {index} is not the same bits")
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    """Whether two tensors have one shape and the same bits: -0.0 is not 0.0, NaN equals itself."""
+    return bool(
+        left.shape == right.shape
+        and (left.view(-1).view(_integer(left)) == right.view(-1).view(_integer(right))).all()
+    )
+
+
+def _integer(tensor: Any) -> Any:
+    import torch
+
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
 
 
 def _id_type(container: Any) -> Any:

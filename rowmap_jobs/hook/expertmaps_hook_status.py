@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import expertmaps_hook_env as env
+    from . import expertmaps_hook_ranks as ranks
     from .expertmaps_hook_files import make_folder, write_atomic
     from .expertmaps_hook_version import VERSION
 else:
     import expertmaps_hook_env as env
+    import expertmaps_hook_ranks as ranks
     from expertmaps_hook_files import make_folder, write_atomic
     from expertmaps_hook_version import VERSION
 
-STATUS_FILE = "status.json"
+STATUS_FILE = ranks.file_name(0)
 REFRESH_SECONDS = 1.0
 STALE_SECONDS = 10.0
 """An unchanged status is written again after this, so that updatedAt shows life."""
@@ -35,7 +37,10 @@ BOOT_MARK = "EXPERTMAPS_PRIVATE_BOOT"
 class Status:
     """State of one worker, with the wire form of rowmap_jobs.formats.status.HookStatus."""
 
-    def __init__(self, settings: env.Settings, engine_version: str, rank: int = 0) -> None:
+    def __init__(
+        self, settings: env.Settings, engine_version: str, rank: int = 0, pod_ranks: int = 1
+    ) -> None:
+        self.rank, self._pod_ranks, self._directory = rank, pod_ranks, settings.directory
         self._lock = threading.RLock()
         self._providers: dict[str, Callable[[], dict[str, Any] | None]] = {}
         self.steps = 0
@@ -85,6 +90,18 @@ class Status:
         with self._lock:
             self._fields.setdefault("error", _wire_error(failure))
 
+    def add(self, failure: env.HookError) -> None:
+        """What else went wrong after the error that stands: appended to its message."""
+        with self._lock:
+            error = self._fields.get("error")
+            if error is None:
+                self._fields["error"] = _wire_error(failure)
+            else:
+                # The end is what is new: a long first message gives way.
+                text = f"; {failure}"[: env.MAX_MESSAGE]
+                kept = error["message"][: env.MAX_MESSAGE - len(text)]
+                self._fields["error"] = {**error, "message": kept + text}
+
     def ready(self) -> None:
         """Weights are in place and the engine has warmed up."""
         with self._lock:
@@ -110,6 +127,9 @@ class Status:
             value = provider()
             if value is not None:
                 fields[name] = value
+        if self.rank == 0 and self._pod_ranks > 1:
+            others = ranks.read(self._directory, self._pod_ranks, self._started)
+            return ranks.of_pod(fields, others, self._pod_ranks)
         return fields
 
     def to_bytes(self) -> bytes:
@@ -161,10 +181,11 @@ def compile_evidence() -> dict[str, Any]:
 
 
 class Publisher:
-    """Writes status.json when it changes, from a thread of its own."""
+    """Writes a rank's status file when it changes, from a thread of its own."""
 
     def __init__(self, status: Status, directory: Path) -> None:
         self._status, self._directory = status, directory
+        self._name = ranks.file_name(status.rank)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._written: tuple[dict[str, Any], float] | None = None
         self._complained = False
@@ -188,12 +209,12 @@ class Publisher:
                         return
                 make_folder(self._directory)
                 data = json.dumps(wire, sort_keys=True).encode() + b"\n"
-                write_atomic(self._directory / STATUS_FILE, data)
+                write_atomic(self._directory / self._name, data)
                 self._written = (stable, now)
             except Exception as error:
                 if not self._complained:
                     self._complained = True
-                    env.logger.warning("expertmaps: %s not written: %s", STATUS_FILE, error)
+                    env.logger.warning("expertmaps: %s not written: %s", self._name, error)
 
     def close(self) -> None:
         """Write once more and stop."""

@@ -8,26 +8,40 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import expertmaps_hook_capture as capture
     from . import expertmaps_hook_env as env
+    from . import expertmaps_hook_installers as installers
     from . import expertmaps_hook_map as rowmap
     from . import expertmaps_hook_model as model
+    from . import expertmaps_hook_runner as runners
     from . import expertmaps_hook_selftest as selftest
+    from .expertmaps_hook_autotune import Watch
     from .expertmaps_hook_counts import Counters
+    from .expertmaps_hook_cuda import CudaResidency
+    from .expertmaps_hook_device import CudaDevice
     from .expertmaps_hook_http import Published, publish
+    from .expertmaps_hook_plan import Bytes
     from .expertmaps_hook_rehome import Residency
     from .expertmaps_hook_status import Status, compile_evidence
 else:
     import expertmaps_hook_capture as capture
     import expertmaps_hook_env as env
+    import expertmaps_hook_installers as installers
     import expertmaps_hook_map as rowmap
     import expertmaps_hook_model as model
+    import expertmaps_hook_runner as runners
     import expertmaps_hook_selftest as selftest
+    from expertmaps_hook_autotune import Watch
     from expertmaps_hook_counts import Counters
+    from expertmaps_hook_cuda import CudaResidency
+    from expertmaps_hook_device import CudaDevice
     from expertmaps_hook_http import publish
+    from expertmaps_hook_plan import Bytes
     from expertmaps_hook_rehome import Residency
     from expertmaps_hook_status import Status, compile_evidence
 
@@ -43,17 +57,16 @@ class Session:
 
     def __init__(self, worker: Any, settings: env.Settings, version: str) -> None:
         self.worker, self.settings = worker, settings
-        self.status = Status(settings, version, int(worker.rank))
-        self.publisher: Published | None = None
-        self.residency: Residency | None = None
+        self.status = Status(settings, version, int(worker.rank), _pod_ranks(worker))
+        self.residency: Residency | CudaResidency | None = None
         self.capture: capture.Capture | None = None
         self._undo: list[Any] = []
         self._warm = self._closed = False
-        self._runner_name = "v2" if getattr(worker, "use_v2_model_runner", False) else "v1"
+        self._runner_name = runners.runner_name(worker)
         self.status.set(runner=self._runner_name)
-        if int(worker.rank) == 0:
-            self.publisher = publish(self.status, settings)
-        self.status.provide("compile", compile_evidence)
+        self.autotune = Watch(os.environ)
+        self.status.provide("compile", lambda: {**compile_evidence(), **self.autotune.wire()})
+        self.publisher: Published | None = publish(self.status, settings)
         atexit.register(self.close)
 
     @property
@@ -88,14 +101,15 @@ class Session:
 
     def _check(self) -> None:
         """What is known before weights are loaded."""
-        if self._runner_name != "v1":
-            raise env.HookError("HookUnsupported", "found the V2 model runner, expected V1")
         model.check_config(self.worker.vllm_config)
+        if self.settings.mode == "count":
+            capture.check_config(self.worker.vllm_config)
 
     def _hook(self, shapes: dict[int, list[Any]]) -> None:
         config, loaded = self.worker.vllm_config, self.runner.get_model()
         layers = model.find_layers(loaded)
         model.check_layers(layers, self.runner.device.type)
+        layers = model.on_device(layers, self.runner.device.type)
         shape = model.model_shape(layers, model.draft_layers(self.runner, layers))
         fingerprint = model.fingerprint(config, layers, shapes)
         self.status.set(fingerprint=fingerprint, geometry=model.wire_geometry(shape))
@@ -109,19 +123,35 @@ class Session:
     ) -> None:
         raw = rowmap.read_map(self.settings.map_path)
         chosen = rowmap.parse_map(raw, shape, fingerprint)
-        residency = Residency(layers, chosen.hot, self.settings.cold_directory, self.settings.tier)
+        residency = self._residency(layers, chosen.hot)
+        # Before the move: what a failed move could not put back is tried again, and told.
+        self._undo.append(residency.undo)
         residency.move(selftest.probe)
         self.residency = residency
-        self._undo.append(residency.undo)
         self._refuse_writers()
+        kernels = installers.wire_kernels(item.container for item in layers)
+        said = {**residency.wire(), "kernels": kernels}
         self.status.set(
             generation=1, mapDigest=chosen.digest, rowSetDigest=chosen.row_set_digest,
-            residency=residency.wire(),
+            residency=said,
         )  # fmt: skip
-        env.logger.info("expertmaps: map %s in force: %s", chosen.digest, residency.wire())
+        env.logger.info("expertmaps: map %s in force: %s", chosen.digest, said)
+
+    def _residency(
+        self, layers: list[model.MoeLayer], hot: Mapping[int, tuple[int, ...]]
+    ) -> Residency | CudaResidency:
+        """Where the rows go on this worker's device. Raises HookError with nothing changed."""
+        settings, device = self.settings, self.runner.device
+        if device.type == "cpu":
+            return Residency(layers, hot, settings.cold_directory, settings.tier)
+        model.check_device_config(self.worker.vllm_config, layers, os.environ)
+        memory = CudaDevice(device)
+        guard = Bytes(settings.device_guard, settings.host_guard)
+        return CudaResidency(layers, hot, memory, memory.pinned(), guard)
 
     def _refuse_writers(self) -> None:
-        """Moved rows are read-only: a weight update would end the process, so it is refused."""
+        """No weight changes under the hook: moved rows are read-only, and counts belong to the
+        weights whose fingerprint was read."""
         for name in WRITERS:
             if hasattr(self.worker, name):
                 setattr(self.worker, name, functools.partial(_refuse_write, name))
@@ -137,6 +167,7 @@ class Session:
             self.capture = capture.Capture(counters, self.settings.directory / capture.FOLDER)
         except OSError as error:
             raise env.HookError("DirectoryUnusable", str(error)) from error
+        self._refuse_writers()
         self.status.provide("counting", self.capture.wire)
 
     def _follow(self) -> None:
@@ -146,6 +177,9 @@ class Session:
 
         @functools.wraps(execute)
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            # V2 sends its dummy runs, and before it serves whole made-up requests, through here.
+            if not self._warm or runners.is_dummy(args, kwargs):
+                return execute(scheduled, *args, **kwargs)
             self._before(scheduled)
             result = execute(scheduled, *args, **kwargs)
             self._after(scheduled)
@@ -170,11 +204,12 @@ class Session:
     def _after(self, scheduled: Any) -> None:
         if self.capture is not None:
             try:
-                batch = self.runner.input_batch
-                self.capture.after(scheduled, list(batch.req_ids[: batch.num_reqs]))
+                rows = scheduled.total_num_scheduled_tokens
+                order = runners.batch_order(self.runner, self._runner_name) if rows else []
+                self.capture.after(scheduled, order)
             except Exception as error:
                 self._fail(error, "CountFailed")
-        if self._warm and scheduled.total_num_scheduled_tokens:
+        if scheduled.total_num_scheduled_tokens:
             self.status.stepped()
 
     def _warmed_up(self) -> None:
@@ -183,7 +218,13 @@ class Session:
                 self.residency.evict()  # the profiling run has read rows of every expert
         except OSError:
             env.logger.warning("expertmaps: cold pages not dropped", exc_info=True)
+        try:
+            if self.capture is not None:
+                self.capture.ledger.replayed = runners.replayed_tokens(self.runner)
+        except Exception as error:
+            self._fail(error, "CountFailed")
         self._warm = True
+        self.autotune.look()
         self.status.ready()
         if self.publisher is not None:
             self.publisher.write()
@@ -201,20 +242,30 @@ class Session:
             # What was counted stays in the status; nothing more is.
             self.capture.close(failure.reason)
             self.capture = None
-        while self._undo:
-            try:
-                self._undo.pop()()
-            except Exception:
-                env.logger.exception("expertmaps: undo")
+        self._take_back()
         self.residency = None
         if self.publisher is not None:
             self.publisher.write()
+
+    def _take_back(self) -> None:
+        """Undo everything. What cannot be undone is told, and no weight update may write to it."""
+        complete = True
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:
+                env.logger.exception("expertmaps: undo")
+                self.status.add(env.as_failure(error, "UndoFailed"))
+                complete = False
+        if not complete:
+            self._refuse_writers()
 
     def close(self) -> None:
         """The engine stops: write what is there."""
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)  # else it keeps the model of an engine that has ended
         if self.capture is not None:
             self.capture.close("Stopped")
         if self.status.phase != "Failed":
@@ -223,9 +274,15 @@ class Session:
             self.publisher.close()
 
 
+def _pod_ranks(worker: Any) -> int:
+    """Workers in this pod that belong together."""
+    parallel = getattr(getattr(worker, "vllm_config", None), "parallel_config", None)
+    return int(getattr(parallel, "local_world_size", 1))
+
+
 def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
-        f"expertmaps: WeightReloadUnsupported: {name} while a row map is in force; "
+        f"expertmaps: WeightReloadUnsupported: {name} while the hook serves a map or counts; "
         "start the engine with EXPERTMAPS_MODE=off for it"
     )
 

@@ -125,6 +125,8 @@ def test_sizes_are_bounded() -> None:
         ({"cacheHits": 3, "cacheMisses": 1}, False),
         ({"cacheHits": 0, "cacheMisses": 0, "aotLoaded": 1}, True),
         ({"cacheHits": 0, "cacheMisses": 0, "aotLoaded": 1, "aotCompiled": 1}, False),
+        ({"cacheHits": 3, "cacheMisses": 0, "autotuneFiles": 2}, True),
+        ({"cacheHits": 3, "cacheMisses": 0, "autotuneFiles": 2, "autotuneWritten": 1}, False),
         ({"cacheHits": 0, "cacheMisses": 0}, None),
     ],
 )

@@ -1,9 +1,10 @@
 """Runs vLLM in this process as a JSON plan says; a script for the engine's Python.
 
-Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc",
-"occupy", "memlock"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
+Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc", "occupy",
+"memlock", "metrics"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
 A generate entry has `texts` or `prompts` (lists of ids), `params` (SamplingParams), `salt` (a
-cache salt for each prompt) and `tags` (extra_args for each prompt); or `forced`, the prefix of
+cache salt for each prompt), `tags` (extra_args for each prompt) and `concurrency` (how many prompts
+run at a time; all by default); or `forced`, the prefix of
 transcript ids with which the first answers of the first run are fed again as prompts. The result
 holds ids and logprobs of each.
 """
@@ -51,19 +52,36 @@ def generate(llm: Any, entry: dict[str, Any]) -> list[dict[str, Any]]:
             prompt["cache_salt"] = f"{entry['salt']}-{index}"
         prompts.append(prompt)
         params.append(SamplingParams(**base, extra_args=tags[index]))
-    found = llm.generate(prompts, params, use_tqdm=False)
-    return [
-        {
-            "ids": list(item.outputs[0].token_ids),
-            "logprobs": [
-                step[token].logprob
-                for step, token in zip(
-                    item.outputs[0].logprobs or [], item.outputs[0].token_ids, strict=False
-                )
-            ],
-        }
-        for item in found
+    together = entry.get("concurrency") or len(prompts)
+    found = [
+        item
+        for first in range(0, len(prompts), together)
+        for item in llm.generate(
+            prompts[first : first + together], params[first : first + together], use_tqdm=False
+        )
     ]
+    return [answer(item) for item in found]
+
+
+def answer(item: Any) -> dict[str, Any]:
+    """Ids and logprobs of the first output, and the experts that vLLM itself returns, if any."""
+    first = item.outputs[0]
+    steps = zip(first.logprobs or [], first.token_ids, strict=False)
+    told = {
+        "ids": list(first.token_ids),
+        "logprobs": [step[token].logprob for step, token in steps],
+    }
+    parts = (getattr(item, "prompt_routed_experts", None), getattr(first, "routed_experts", None))
+    routed = [part.tolist() for part in parts if part is not None]
+    return {**told, "routed": routed} if routed else told
+
+
+def called(llm: Any, name: str) -> str:
+    """What a method of the workers answers, or how it fails."""
+    try:
+        return repr(llm.collective_rpc(name))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def status() -> dict[str, Any] | None:
@@ -109,11 +127,15 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
         for entry in plan.get("generate", [])
     ]
     result["results"] = [generate(llm, entry) for entry in entries]
+    if plan.get("metrics"):
+        result["metrics"] = {
+            item.name: item.value
+            for item in llm.get_metrics()
+            if item.name in plan["metrics"] and hasattr(item, "value")
+        }
     if plan.get("rpc"):
-        try:
-            result["rpc"] = repr(llm.collective_rpc(plan["rpc"]))
-        except Exception as error:
-            result["rpc"] = f"{type(error).__name__}: {error}"
+        calls = [plan["rpc"]] if isinstance(plan["rpc"], str) else plan["rpc"]
+        result["rpc"] = "\n".join(called(llm, name) for name in calls)
     time.sleep(0.5)
     if "occupy" in plan:
         time.sleep(1.5)

@@ -50,7 +50,7 @@ class Counters:
     def take(self, slot: int) -> SimpleNamespace:
         counts = np.array([[[self.rows[2 * slot]]], [[self.rows[2 * slot + 1]]]])
         self.clear_slot(slot)
-        return SimpleNamespace(counts=Array(counts), bad=Array(0))
+        return SimpleNamespace(counts=Array(counts), bad=Array(0), copied=None)
 
     def clear_slot(self, slot: int) -> None:
         self.rows[2 * slot] = self.rows[2 * slot + 1] = 0
@@ -75,7 +75,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[int], capture.Capture]]:
 def new(name: str, length: int, tag: dict[str, Any] | None = None, **more: Any) -> SimpleNamespace:
     fields = {
         "req_id": name, "prompt_len": length, "num_computed_tokens": 0, "lora_request": None,
-        "prompt_embeds": None, "mm_features": [], "pooling_params": None,
+        "prompt_embeds": None, "mm_features": [], "pooling_params": None, "replay_start": 0,
         "sampling_params": SimpleNamespace(extra_args=tag), **more,
     }  # fmt: skip
     return SimpleNamespace(**fields)
@@ -87,6 +87,7 @@ def plan(
     rows: dict[str, int] | None = None,
     finished: tuple[str, ...] = (),
     resumed: tuple[str, ...] = (),
+    drafts: dict[str, list[int]] | None = None,
 ) -> SimpleNamespace:
     rows = rows if rows is not None else {item.req_id: item.prompt_len for item in fresh}
     cached = cached or {}
@@ -99,6 +100,7 @@ def plan(
         num_scheduled_tokens=rows,
         total_num_scheduled_tokens=sum(rows.values()),
         finished_req_ids=set(finished),
+        scheduled_spec_decode_tokens=drafts or {},
     )  # fmt: skip
 
 
@@ -142,9 +144,10 @@ def test_a_forced_transcript_is_written_when_its_prompt_is_fed(make: Any) -> Non
     assert found["counts"].ravel().tolist() == [4, 6]
     assert int(found["bad"]) == 0 and int(found["recomputed"]) == 0
     feed(item, plan(finished=("r",)))
+    item.writer.close()
     assert contract.Counting.from_wire(item.wire(), "counting").to_wire() == {
-        "prefillRows": 4, "decodeRows": 6, "recomputedRows": 0, "missed": 0, "transcripts": 1,
-        "skipped": {},
+        "prefillRows": 4, "decodeRows": 6, "recomputedRows": 0, "verifyRows": 0, "missed": 0,
+        "transcripts": 1, "skipped": {},
     }  # fmt: skip
 
 
@@ -164,6 +167,132 @@ def test_preempted_rows_are_apart(make: Any) -> None:
     feed(item, plan(cached={"r": 0}, rows={"r": 10}, resumed=("r",)))
     found = result(item, "t.npz")
     assert found["rows"].tolist() == [4, 6] and int(found["recomputed"]) == 6
+
+
+def test_a_preempted_request_that_comes_back_as_new_keeps_its_slot(make: Any) -> None:
+    """V2 adds it once more, under its own id; its rows so far are recomputed and count once."""
+    item = make(1)
+    feed(item, plan(new("r", 10, tag("t", 4, 10)), rows={"r": 6}))
+    feed(item, plan(new("r", 10, tag("t", 4, 10)), rows={"r": 7}))
+    feed(item, plan(cached={"r": 7}, rows={"r": 3}))
+    found = result(item, "t.npz")
+    assert found["counts"].ravel().tolist() == [4, 6] and int(found["recomputed"]) == 6
+    assert item.wire()["skipped"] == {}
+
+
+def test_a_live_transcript_that_is_preempted_in_its_answer_counts_each_row_once(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 3, {"expertmaps_t": "t"})))
+    feed(item, plan(cached={"r": 3}, rows={"r": 1}))
+    again = new("r", 3, {"expertmaps_t": "t"})
+    feed(item, plan(again, rows={"r": 5}))  # prompt, what it had said, and one row more
+    feed(item, plan(finished=("r",)))
+    found = result(item, "t.npz")
+    assert found["rows"].tolist() == [3, 2] and int(found["recomputed"]) == 4
+
+
+def test_a_live_transcript_with_drafts_is_skipped_and_verify_rows_are_apart(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 3, {"expertmaps_t": "t"})))
+    feed(item, plan(cached={"r": 3}, rows={"r": 3}, drafts={"r": [7, 8]}))
+    assert reason(item, "t") == "Speculation"
+    feed(item, plan(cached={"r": 4}, rows={"r": 1}))
+    feed(item, plan(finished=("r",)))
+    item.writer.close()
+    assert not (item.writer.folder / "t.npz").exists()
+    wire = item.wire()
+    assert (wire["prefillRows"], wire["decodeRows"], wire["verifyRows"]) == (3, 2, 2)
+    assert wire["skipped"] == {"Speculation": 1}
+
+
+def test_a_forced_transcript_beside_drafts_is_exact(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("a", 3), new("r", 8, tag("t", 4, 8)), rows={"a": 3, "r": 7}))
+    step = plan(cached={"a": 3, "r": 7}, rows={"a": 4, "r": 3}, drafts={"a": [1] * 3, "r": [0, 0]})
+    feed(item, step)
+    assert result(item, "t.npz")["counts"].ravel().tolist() == [4, 4]
+    assert item.wire()["verifyRows"] == 5
+
+
+def test_a_prompt_that_is_streamed_is_skipped(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("r", 4, tag("t", 2, 4)), rows={"r": 3}))
+    feed(item, plan(new("r", 9, tag("t", 2, 4), num_computed_tokens=3), rows={"r": 6}))
+    assert reason(item, "t") == "StreamingInput"
+    assert item.wire()["prefillRows"] + item.wire()["decodeRows"] == 9
+
+
+def test_counts_that_find_no_room_leave_their_reason(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item, original = make(), capture.write_atomic
+
+    def full(path: Path, data: bytes) -> None:
+        if path.suffix == ".npz":
+            raise OSError(28, "No space left on device")
+        original(path, data)
+
+    monkeypatch.setattr(capture, "write_atomic", full)
+    feed(item, plan(new("r", 4, tag("t", 0, 4))))
+    assert reason(item, "t") == "WriteFailed"
+    item.writer.close()
+    assert item.wire()["skipped"] == {"WriteFailed": 1} and item.wire()["transcripts"] == 0
+    monkeypatch.setattr(capture, "write_atomic", original)
+    assert [path.name for path in item.writer.folder.iterdir()] == ["t.skip"]
+
+
+def test_the_writer_waits_for_the_device_before_it_reads(make: Any) -> None:
+    """A stand-in for a CUDA event: what is not yet copied must not be read."""
+    steps: list[str] = []
+
+    class Counts(Array):
+        def cpu(self) -> Array:
+            steps.append("read")
+            return self
+
+    event = SimpleNamespace(synchronize=lambda: steps.append("waited"))
+    snapshot = SimpleNamespace(counts=Counts([[[1]], [[2]]]), bad=Array(0), copied=event)
+    capture.encode(snapshot, capture.positions.Tracked(1))
+    assert steps == ["waited", "read"]
+
+
+def engine(**changes: Any) -> SimpleNamespace:
+    """As much of vLLM's configuration as count mode looks at."""
+    found = SimpleNamespace(
+        aux_output_config=SimpleNamespace(enabled=False),
+        speculative_config=None,
+        model_config=SimpleNamespace(is_diffusion=False, runner_type="generate"),
+    )
+    for name, value in changes.items():
+        setattr(found if hasattr(found, name) else found.model_config, name, value)
+    return found
+
+
+def drafting(method: str, adaptive: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(method=method, enable_adaptive_verification=adaptive)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"aux_output_config": SimpleNamespace(enabled=True)},
+            "ReturnRoutedExpertsUnsupported",
+        ),
+        ({"speculative_config": drafting("dspark", True)}, "SpeculationUnsupported"),
+        ({"speculative_config": drafting("custom_class")}, "SpeculationUnsupported"),
+        ({"is_diffusion": True}, "DiffusionUnsupported"),
+        ({"runner_type": "pooling"}, "PoolingUnsupported"),
+    ],
+)
+def test_engines_that_cannot_be_counted_are_refused_by_name(
+    changes: dict[str, Any], expected: str
+) -> None:
+    capture.check_config(engine())
+    capture.check_config(engine(speculative_config=drafting("ngram")))
+    with pytest.raises(capture.env.HookError) as caught:
+        capture.check_config(engine(**changes))
+    assert caught.value.reason == expected
 
 
 def test_a_prefix_cache_hit_is_visible_in_rows(make: Any) -> None:
@@ -204,9 +333,16 @@ def test_what_cannot_be_counted_is_skipped_by_name(make: Any, request_: Any, exp
 def test_pooling_and_bad_ids_leave_no_file(make: Any) -> None:
     item = make()
     feed(item, plan(new("p", 4, sampling_params=None), new("q", 2, tag("../t", 0, 1))))
-    assert item.wire()["skipped"] == {"TranscriptIdInvalid": 1}
+    assert item.wire()["skipped"] == {"TranscriptIdInvalid": 1, "Pooling": 1}
     item.writer.close()
     assert list(item.writer.folder.iterdir()) == []
+
+
+def test_every_step_of_a_beam_is_skipped_by_name(make: Any) -> None:
+    item = make()
+    feed(item, plan(new("cmpl-1-0-5f-beam-0", 4), new("cmpl-1-0-5f-beam-1-0a1b2c3d", 4)))
+    feed(item, plan(new("cmpl-2-beam", 4)))
+    assert item.wire()["skipped"] == {"BeamSearch": 2}
 
 
 def test_more_than_the_slots_is_skipped_and_slots_come_back(make: Any) -> None:

@@ -29,7 +29,7 @@ from rowmap_jobs.sequences import Turn
 from tests.hook import counting, serving
 from tests.hook.serving import Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.full]
+pytestmark = [pytest.mark.hook, pytest.mark.full]
 
 EACH = 16
 """Sessions of a class that are decoded: about 8,900 decode tokens, more than a map must have."""

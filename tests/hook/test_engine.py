@@ -24,7 +24,7 @@ from rowmap_jobs.formats import rowmap
 from rowmap_jobs.formats import status as contract
 from rowmap_jobs.hook import manifest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.hook, pytest.mark.xdist_group("engine")]
 
 PYTHON = os.environ.get(
     "EXPERTMAPS_VLLM_PYTHON", "/var/cache/expertmaps/vllm-0.32.0/venv/bin/python"
@@ -40,6 +40,8 @@ ANSWERS = {
     "texts": TEXTS,
     "params": {"max_tokens": 48, "logprobs": 3, "temperature": 1.0, "seed": 11},
 }
+ALONE = {**ANSWERS, "salt": "c1", "concurrency": 1}
+BY_FOUR = {**ANSWERS, "salt": "c4", "concurrency": 4}
 # vLLM's own seeded sampling does not work on a CPU with chunked prefill.
 GREEDY = {"texts": TEXTS, "params": {"max_tokens": 48}}
 TIGHT = {
@@ -122,7 +124,7 @@ def counted(work: Path) -> dict[str, Any]:
     return run(
         work / "counted",
         [
-            {"name": "plain", "env": {}, "generate": [ANSWERS]},
+            {"name": "plain", "env": {}, "generate": [ANSWERS, ALONE, BY_FOUR]},
             {
                 "name": "count",
                 "env": count,
@@ -295,7 +297,12 @@ def served(work: Path, counted: dict[str, Any], maps: dict[str, rowmap.RowMap]) 
     (work / "other.json").write_bytes(raw.replace(router.encode(), b"sha256:" + b"0" * 64))
     serve = {"EXPERTMAPS_MODE": "serve", "EXPERTMAPS_MAP": f"{work}/a.json"}
     runs: list[dict[str, Any]] = [
-        {"name": "overlay", "env": serve, "generate": [ANSWERS], "rpc": "reload_weights"},
+        {
+            "name": "overlay",
+            "env": serve,
+            "generate": [ANSWERS, ALONE, BY_FOUR],
+            "rpc": "reload_weights",
+        },
         {"name": "port", "env": serve, "generate": [ANSWERS], "occupy": PORT},
     ]
     for name, (_, change) in REFUSALS.items():
@@ -323,6 +330,10 @@ def test_served_answers_are_the_same_bits(
     residency = found.residency
     assert residency is not None and residency.tier == tier
     assert (residency.hot_rows, residency.cold_rows) == (80, 48)
+    assert residency.move_bytes_per_second is not None and residency.move_bytes_per_second > 0
+    (kernel,) = residency.kernels
+    assert (kernel.name, kernel.layers) == ("X86CPUUnquantizedExperts", 4)
+    assert kernel.ran_on == "x86-64 CPU"
     assert (residency.locked_bytes >= residency.hot_bytes) == (tier == "mlock")
 
 
@@ -358,7 +369,7 @@ def compiled(work: Path, maps: dict[str, rowmap.RowMap]) -> dict[str, Any]:
     """Three processes with one inductor cache: cold with map a, then map b, then un-hooked."""
     cache = work / "inductor"
     env = {"VLLM_USE_AOT_COMPILE": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    common = {"kwargs": {"enforce_eager": False}, "generate": [ANSWERS]}
+    common = {"kwargs": {"enforce_eager": False}, "generate": [ANSWERS, ALONE, BY_FOUR]}
     found: dict[str, Any] = {}
     for name, more in (
         ("a", {"EXPERTMAPS_MODE": "serve", "EXPERTMAPS_MAP": f"{work}/a.json"}),
@@ -393,6 +404,28 @@ def test_another_map_hits_the_compile_cache(
     assert cold.compile.cache_misses > 0 and cold.compile.hit is False
     assert warm.compile.cache_misses == 0 and warm.compile.cache_hits > 0 and warm.compile.hit
     assert warm.map_digest == maps["b"].digest
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_answers_are_the_same_bits_alone_and_by_four(
+    counted: dict[str, Any],
+    served: dict[str, Any],
+    compiled: dict[str, Any],
+    how: str,
+    concurrency: int,
+) -> None:
+    """Ids and logprobs of 20 prompts, `concurrency` at a time."""
+    plain, mapped = {
+        "eager": (counted["plain"], served["overlay"]),
+        "compiled": (compiled["plain"], compiled["a"]),
+    }[how]
+    assert status_of(mapped).generation == 1
+    place = {1: 1, 4: 2}[concurrency]
+    answers = plain["results"][place]
+    assert mapped["results"][place] == answers
+    assert len(answers) == 20 and all(len(answer["logprobs"]) == 48 for answer in answers)
+    assert len({token for answer in answers for token in answer["ids"]}) > 100
 
 
 def test_compiled_answers_are_the_same_bits(compiled: dict[str, Any]) -> None:

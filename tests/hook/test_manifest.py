@@ -15,7 +15,7 @@ import pytest
 from rowmap_jobs.hook import manifest
 
 MODULES = sorted(name for name in manifest.files() if name.endswith(".py"))
-ALLOWED = set(sys.stdlib_module_names) | {"torch", "numpy", "vllm"}
+ALLOWED = set(sys.stdlib_module_names) | {"torch", "triton", "numpy", "vllm"}
 
 
 def in_mount(mount: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -81,11 +81,43 @@ def test_entry_point_loads_light_from_the_mount(tmp_path: Path) -> None:
         "assert len(found) == 1 and found[0].dist.name == 'expertmaps-hook', found\n"
         "register = found[0].load()\n"
         "register()\n"
-        "print(json.dumps([m for m in ('torch', 'numpy', 'vllm') if m in sys.modules]))\n"
+        "print(json.dumps([m for m in ('torch', 'triton', 'numpy', 'vllm') if m in sys.modules]))\n"
     )
     done = in_mount(mount, code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("mode", ["off", "serve", "count"])
+def test_arming_the_plugin_is_light_and_cheap(tmp_path: Path, mode: str) -> None:
+    """What every process of the engine pays: no torch, no numpy, no worker, no server, few ms.
+
+    The CPU time of the process is measured, which a busy machine does not change much.
+    """
+    (tmp_path / "mount").mkdir()
+    mount = layout.mount(tmp_path / "mount")
+    code = (
+        "import sys, types, time, json\n"
+        "from importlib.metadata import entry_points\n"
+        "vllm = types.ModuleType('vllm'); vllm.__version__ = '0.32.0'; vllm.__path__ = []\n"
+        "sys.modules['vllm'] = vllm\n"
+        "entry, = entry_points(group='vllm.general_plugins', name='expertmaps')\n"
+        "import logging, importlib.abc, importlib.machinery, hashlib, pathlib, threading\n"
+        "start = time.process_time()\n"
+        "entry.load()()\n"
+        "spent = time.process_time() - start\n"
+        "armed = [type(f).__name__ for f in sys.meta_path].count('_PostImport')\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'triton')\n"
+        "         or m.startswith(('vllm.', 'http.server', 'expertmaps_hook_worker'))]\n"
+        "print(json.dumps([spent, armed, heavy]))\n"
+    )
+    env = {"EXPERTMAPS_MODE": mode, "EXPERTMAPS_DIR": str(tmp_path / "run")}
+    done = in_mount(mount, code, **env)
+    assert done.returncode == 0, done.stderr
+    spent, armed, heavy = json.loads(done.stdout)
+    assert (armed, heavy) == (1, [])
+    assert spent < 0.1, f"{spent * 1000:.1f} ms of CPU"
+    assert not (tmp_path / "run").exists()
 
 
 FAKE = """

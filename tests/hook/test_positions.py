@@ -40,9 +40,9 @@ def test_preemption_counts_each_position_once() -> None:
     ledger = positions.Ledger()
     tracked = ledger.add("r", 8)
     tracked.tag, tracked.slot = positions.Tag("t", ((4, 8),)), 0
-    assert ledger.step([("r", 0, 6)]).complete == []
+    assert ledger.step([("r", 0, 6, 0)]).complete == []
     ledger.resume("r")
-    step = ledger.step([("r", 0, 8)])
+    step = ledger.step([("r", 0, 8, 0)])
     assert step.complete == ["r"]
     assert step.runs == [(positions.DROPPED, 6), (1, 2)]
     assert (tracked.prefill, tracked.decode, tracked.recomputed) == (4, 4, 6)
@@ -51,33 +51,113 @@ def test_preemption_counts_each_position_once() -> None:
 def test_preemption_replays_generated_rows_too() -> None:
     ledger = positions.Ledger()
     ledger.add("r", 4)
-    ledger.step([("r", 0, 4)])
-    ledger.step([("r", 4, 1)])
+    ledger.step([("r", 0, 4, 0)])
+    ledger.step([("r", 4, 1, 0)])
     ledger.add("r", 4)  # the V2 runner adds a preempted request as a new one
-    ledger.step([("r", 0, 6)])
+    ledger.step([("r", 0, 6, 0)])
     totals = ledger.totals
     assert (totals.prefill, totals.decode, totals.recomputed) == (4, 2, 5)
 
 
-def test_a_rejected_draft_is_decode_again() -> None:
+def test_drafts_are_verified_and_are_no_ones_decode() -> None:
+    """Two drafts a step, the first step's both rejected, the second's first one accepted."""
+    ledger = positions.Ledger()
+    tracked = ledger.add("r", 4)
+    tracked.tag, tracked.slot = positions.Tag("t", None), 0
+    ledger.step([("r", 0, 4, 0)])
+    step = ledger.step([("r", 4, 3, 2)])
+    assert step.runs == [(1, 1), (positions.DROPPED, 2)]
+    ledger.step([("r", 5, 3, 2)])
+    ledger.step([("r", 7, 3, 2)])
+    totals = ledger.totals
+    assert (totals.prefill, totals.decode, totals.verify, totals.recomputed) == (4, 3, 6, 0)
+
+
+def test_drafts_after_the_last_prompt_row_are_not_in_a_forced_transcript() -> None:
+    ledger = positions.Ledger()
+    tracked = ledger.add("r", 8)
+    tracked.tag, tracked.slot = positions.Tag("t", ((4, 8),)), 0
+    assert ledger.step([("r", 0, 7, 0)]).complete == []
+    step = ledger.step([("r", 7, 3, 2)])
+    assert step.complete == ["r"] and step.runs == [(1, 1), (positions.DROPPED, 2)]
+    assert (tracked.prefill, tracked.decode) == (4, 4)
+
+
+def test_a_preemption_replays_no_position_that_only_a_draft_had() -> None:
     ledger = positions.Ledger()
     ledger.add("r", 4)
-    ledger.step([("r", 0, 4)])
-    ledger.step([("r", 4, 3)])
-    ledger.step([("r", 5, 3)])
-    assert (ledger.totals.decode, ledger.totals.recomputed) == (6, 0)
+    ledger.step([("r", 0, 4, 0)])
+    ledger.step([("r", 4, 3, 2)])  # both rejected: position 5 was never the transcript's
+    ledger.resume("r")
+    ledger.step([("r", 0, 6, 0)])
+    totals = ledger.totals
+    assert (totals.decode, totals.verify, totals.recomputed) == (2, 2, 5)
+
+
+def test_rows_that_rebuild_a_window_after_a_cache_hit_are_apart() -> None:
+    """A hit of 6 of 9 tokens, rewound by a window of 4: positions 2 to 5 are fed once more."""
+    ledger = positions.Ledger()
+    ledger.replayed = 4
+    ledger.add("r", 9, replay_start=2)
+    ledger.step([("r", 2, 7, 0)])
+    assert (ledger.totals.prefill, ledger.totals.recomputed) == (3, 4)
+    ledger.add("s", 9)
+    ledger.step([("s", 0, 9, 0)])
+    assert (ledger.totals.prefill, ledger.totals.recomputed) == (12, 4)
+
+
+def test_a_prompt_that_a_client_streams_grows() -> None:
+    ledger = positions.Ledger()
+    ledger.add("r", 4)
+    ledger.step([("r", 0, 4, 0)])
+    ledger.step([("r", 4, 1, 0)])
+    ledger.add("r", 9)
+    ledger.step([("r", 5, 4, 0)])
+    assert (ledger.totals.prefill, ledger.totals.decode) == (8, 1)
+
+
+class Decoder:
+    """A request that decodes with drafts: plans as a scheduler makes them, and the truth."""
+
+    def __init__(self, prompt: int) -> None:
+        self.ledger, self.prompt, self.at = positions.Ledger(), prompt, 0
+        self.ledger.add("r", prompt)
+        self.decode = self.verify = 0
+
+    def step(self, drafts: int, accepted: int) -> None:
+        rows = 1 + drafts if self.at >= self.prompt else self.prompt - self.at
+        if self.at < self.prompt:
+            drafts = accepted = 0
+            self.at = self.prompt
+            start = self.prompt - rows
+        else:
+            start = self.at
+            self.decode += 1
+            self.at += 1 + accepted
+        self.verify += drafts
+        self.ledger.step([("r", start, rows, drafts)])
+
+
+@given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30))
+def test_no_draft_ever_counts_as_decode(prompt: int, steps: list[tuple[int, int]]) -> None:
+    decoder = Decoder(prompt)
+    for drafts, accepted in steps:
+        decoder.step(drafts, min(drafts, accepted))
+    totals = decoder.ledger.totals
+    assert (totals.decode, totals.verify) == (decoder.decode, decoder.verify)
+    assert totals.prefill == (prompt if steps else 0) and totals.recomputed == 0
 
 
 def test_prefix_cache_hit_shows_as_missing_rows() -> None:
     ledger = positions.Ledger()
     tracked = ledger.add("r", 8)
     tracked.tag, tracked.slot = positions.Tag("t", ((4, 8),)), 0
-    assert ledger.step([("r", 6, 2)]).complete == ["r"]
+    assert ledger.step([("r", 6, 2, 0)]).complete == ["r"]
     assert (tracked.prefill, tracked.decode) == (0, 2)
 
 
 def test_an_unknown_request_is_dropped() -> None:
-    assert positions.Ledger().step([("x", 0, 3)]).runs == [(positions.DROPPED, 3)]
+    assert positions.Ledger().step([("x", 0, 3, 0)]).runs == [(positions.DROPPED, 3)]
 
 
 @given(
@@ -85,9 +165,10 @@ def test_an_unknown_request_is_dropped() -> None:
     st.lists(st.integers(0, 60), max_size=8, unique=True),
     st.lists(st.integers(1, 9), min_size=1),
     st.integers(0, 59),
+    st.sampled_from(["v1", "v2"]),
 )
 def test_any_chunking_and_preemption_counts_every_row_once(
-    length: int, cuts: list[int], chunks: list[int], preempt: int
+    length: int, cuts: list[int], chunks: list[int], preempt: int, runner: str
 ) -> None:
     points = sorted(cut for cut in cuts if cut <= length)
     segments = tuple(zip(points[::2], points[1::2], strict=False))
@@ -98,13 +179,16 @@ def test_any_chunking_and_preemption_counts_every_row_once(
     done, at, index, preempted = [], 0, 0, False
     while at < length:
         count = min(chunks[index % len(chunks)], length - at)
-        step = ledger.step([("r", at, count)])
+        step = ledger.step([("r", at, count, 0)])
         done += step.complete
         for bucket, rows in step.runs:
             table[bucket] += rows
         at, index = at + count, index + 1
         if at > preempt and not preempted and at < length:
-            ledger.resume("r")
+            if runner == "v1":
+                ledger.resume("r")
+            else:
+                assert ledger.add("r", length) is tracked
             at, preempted = 0, True
     expected = sum(end - start for start, end in segments)
     assert done == ["r"]

@@ -21,7 +21,7 @@ import pytest
 from rowmap_jobs.formats import status as contract
 from rowmap_jobs.hook import manifest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.hook, pytest.mark.xdist_group("engine")]
 
 PYTHON = os.environ.get(
     "EXPERTMAPS_VLLM_PYTHON", "/var/cache/expertmaps/vllm-0.32.0/venv/bin/python"
@@ -37,19 +37,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+API_SERVER = ("vllm.entrypoints.openai.api_server", "--model")
+SERVE = ("vllm.entrypoints.cli.main", "serve")
+"""Modules that start a server, each with what stands before the model."""
+
+
 class Server:
     """One `vllm serve` in count mode."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start: tuple[str, str] = API_SERVER, *more: str) -> None:
         self.port, self.status_port, self.folder = free_port(), free_port(), folder
         mount = folder / "mount"
         mount.mkdir()
         layout.mount(mount)
+        # A CPU build has a name of its own, and `vllm serve` asks for the version by "vllm".
+        metadata = folder / "named" / "vllm-0.32.0+cpu.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
         self.log = (folder / "log").open("wb")
         self.seen: list[str] = []
         env = {
             **os.environ,
-            "PYTHONPATH": str(mount),
+            "PYTHONPATH": os.pathsep.join([str(mount), str(folder / "named")]),
             "EXPERTMAPS_MODE": "count",
             "EXPERTMAPS_DIR": str(folder / "run"),
             "EXPERTMAPS_STATUS_PORT": str(self.status_port),
@@ -58,7 +67,7 @@ class Server:
             "VLLM_NO_USAGE_STATS": "1",
         }
         arguments = [
-            "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+            "-m", *start, str(MODEL), *more,
             "--served-model-name", "moe", "--port", str(self.port),
             "--enforce-eager", "--max-model-len", "1024", "--shutdown-timeout", "20",
         ]  # fmt: skip
@@ -100,13 +109,17 @@ class Server:
     def status(self) -> contract.HookStatus:
         return contract.parse(self.get(self.status_port, "/status")[1], "status")
 
-    def complete(self, **body: Any) -> dict[str, Any]:
+    def post(self, path: str, **body: Any) -> Any:
+        """The open answer to a request."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
+            f"http://127.0.0.1:{self.port}{path}",
             json.dumps({"model": "moe", "temperature": 0, "max_tokens": 1, **body}).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        return urllib.request.urlopen(request, timeout=300)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        with self.post("/v1/completions", **body) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

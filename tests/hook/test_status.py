@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -19,11 +20,13 @@ from typing import Any
 import expertmaps_hook_env as env
 import expertmaps_hook_files as files
 import expertmaps_hook_http as http
+import expertmaps_hook_metrics as metrics
 import expertmaps_hook_status as hook_status
 import pytest
 
 from rowmap_jobs.formats import names
 from rowmap_jobs.formats import status as contract
+from tests.api.apiserver import wait_for
 
 DIGEST = "sha256:" + "b" * 64
 FULL: dict[str, Any] = {
@@ -32,10 +35,12 @@ FULL: dict[str, Any] = {
     "geometry": {"experts": 32, "topK": 4, "moeLayers": [0, 1], "wholeLayers": [],
                  "rowBytes": {"0": 10, "1": 12}},
     "residency": {"hotRows": 3, "coldRows": 1, "hotBytes": 30, "coldBytes": 10, "lockedBytes": 0,
-                  "tier": "overlay"},
-    "compile": {"cacheHits": 2, "cacheMisses": 1, "aotLoaded": 0, "aotCompiled": 0},
-    "counting": {"prefillRows": 5, "decodeRows": 6, "recomputedRows": 1, "missed": 0,
-                 "transcripts": 2, "skipped": {"NoSlot": 1}},
+                  "tier": "overlay",
+                  "kernels": [{"name": "TritonExperts", "layers": 2, "ranOn": None}]},
+    "compile": {"cacheHits": 2, "cacheMisses": 1, "aotLoaded": 0, "aotCompiled": 0,
+                "autotuneFiles": 2, "autotuneWritten": 1, "autotuneDigest": DIGEST},
+    "counting": {"prefillRows": 5, "decodeRows": 6, "recomputedRows": 1, "verifyRows": 2,
+                 "missed": 0, "transcripts": 2, "skipped": {"NoSlot": 1}},
 }  # fmt: skip
 
 
@@ -72,6 +77,26 @@ def test_phases_go_forward_and_the_first_failure_stays() -> None:
     found = parse(status)
     assert found.phase == "Failed" and found.error is not None
     assert found.error.reason == "MapInvalid" and found.error.message.startswith("one two x")
+
+
+def test_what_else_went_wrong_is_at_the_end_of_the_message() -> None:
+    status = make()
+    status.fail(env.HookError("SelfTestFailed", "x" * 1024))
+    status.add(env.HookError("UndoIncomplete", "layers [0]"))
+    error = parse(status).error
+    assert error is not None and (error.reason, len(error.message)) == ("SelfTestFailed", 1024)
+    assert error.message.endswith("xx; UndoIncomplete: layers [0]")
+    status = make()
+    status.add(env.HookError("UndoIncomplete", "layers [0]"))
+    error = parse(status).error
+    assert error is not None and error.reason == "UndoIncomplete"
+
+
+def test_a_gpus_residency_is_of_the_contract() -> None:
+    status = make()
+    status.set(residency={**FULL["residency"], "tier": "uva", "moveBytesPerSecond": 5 << 30})
+    found = parse(status).residency
+    assert found is not None and (found.tier, found.move_bytes_per_second) == ("uva", 5 << 30)
 
 
 def test_a_warning_keeps_the_phase() -> None:
@@ -126,14 +151,18 @@ def test_names_are_those_of_the_contract() -> None:
         }
     )
     assert found == env.Settings("count", Path("/m"), Path("/d"), Path("/c"), "mlock", 9477, 8)
+    found = env.read_settings({names.ENV_DEVICE_GUARD: "0", names.ENV_HOST_GUARD: "10737418241"})
+    assert (found.device_guard, found.host_guard, found.problem) == (0, (10 << 30) + 1, None)
 
 
 def test_settings_default_and_are_refused_by_name() -> None:
     found = env.read_settings({names.ENV_DIR: "/d"})
     assert (found.mode, found.cold_directory, found.capture_slots) == ("off", Path("/d"), 64)
+    assert (found.device_guard, found.host_guard) == (8 << 30, 10 << 30)
     for name, value in (
         (names.ENV_MODE, "rowmap"), (names.ENV_TIER, "gpu"), (names.ENV_STATUS_PORT, "0"),
         (names.ENV_STATUS_PORT, "70000"), (names.ENV_CAPTURE_SLOTS, "-1"),
+        (names.ENV_DEVICE_GUARD, "8Gi"), (names.ENV_HOST_GUARD, "1125899906842625"),
     ):  # fmt: skip
         problem = env.read_settings({name: value}).problem
         assert problem is not None and problem.reason == "SettingInvalid"
@@ -267,14 +296,50 @@ def test_server_answers_status_and_metrics(served: tuple[str, hook_status.Status
         "expertmaps_steps_total 0",
     ):
         assert line in text.splitlines(), text
-    listed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert listed <= set(http.__doc__.replace(",", " ").replace(".", " ").split())
+
+
+SAMPLE = re.compile(r"([a-z_]+)(?:\{(.*)\})? [0-9.]+")
+NAMES = (
+    "expertmaps_aot_compiled", "expertmaps_aot_loaded", "expertmaps_autotune_files",
+    "expertmaps_autotune_written", "expertmaps_boot_seconds", "expertmaps_cold_bytes",
+    "expertmaps_cold_rows", "expertmaps_compile_cache_hits", "expertmaps_compile_cache_misses",
+    "expertmaps_counted_rows_total", "expertmaps_generation", "expertmaps_hook_error",
+    "expertmaps_hook_info", "expertmaps_hook_phase", "expertmaps_hot_bytes", "expertmaps_hot_rows",
+    "expertmaps_locked_bytes", "expertmaps_major_faults_total", "expertmaps_missed_rows_total",
+    "expertmaps_recomputed_rows_total", "expertmaps_skipped_total", "expertmaps_steps_total",
+    "expertmaps_transcripts_total", "expertmaps_verify_rows_total",
+)  # fmt: skip
+"""Dashboards and alerts know these names: one that is renamed or removed breaks them."""
+
+
+def test_metrics_are_exactly_the_table(served: tuple[str, hook_status.Status]) -> None:
+    assert tuple(sorted(metrics.METRICS)) == NAMES
+    url, status = served
+    status.ready()
+    status.fail(env.HookError("MapInvalid", "x"))
+    lines = get(url + "/metrics")[1].decode().splitlines()
+    typed = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert typed == {name: row.kind for name, row in metrics.METRICS.items()}
+    for name, row in metrics.METRICS.items():
+        assert f"# HELP {name} {row.text}" in lines
+        assert row.kind == ("counter" if name.endswith("_total") else "gauge")
+    for line in (line for line in lines if not line.startswith("#")):
+        found = SAMPLE.fullmatch(line)
+        assert found is not None, line
+        labels = re.findall(r'(\w+)="', found[2] or "")
+        assert tuple(labels) == metrics.METRICS[found[1]].labels, line
+
+
+def test_the_readme_has_the_table_of_metrics() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for name, row in metrics.METRICS.items():
+        assert f"| `{name}` | {', '.join(row.labels)} | {row.text} |" in readme
 
 
 def test_big_numbers_keep_their_digits() -> None:
     wire = make().wire()
     wire["residency"] = {**FULL["residency"], "hotBytes": 123_456_789_012}
-    assert 'expertmaps_hot_bytes{tier="overlay"} 123456789012' in http.render_metrics(wire)
+    assert 'expertmaps_hot_bytes{tier="overlay"} 123456789012' in metrics.render_metrics(wire)
 
 
 def test_server_is_read_only(served: tuple[str, hook_status.Status]) -> None:
@@ -292,8 +357,14 @@ def test_silent_clients_do_not_block_the_server(
     url, _ = served
     host, port = url.removeprefix("http://").split(":")
     idle = [socket.create_connection((host, int(port))) for _ in range(http.MAX_CONNECTIONS + 4)]
-    time.sleep(1.0)
-    assert get(url + "/status")[0] == 200
+
+    def answered() -> bool:
+        try:
+            return get(url + "/status")[0] == 200
+        except OSError:  # closed at once: all places are taken
+            return False
+
+    wait_for("the silent ones lost their places", answered, 30)
     for connection in idle:
         connection.close()
 
@@ -308,5 +379,5 @@ def test_a_port_in_use_has_a_name() -> None:
 
 
 def test_metrics_of_a_bare_status_have_no_gaps() -> None:
-    text = http.render_metrics(json.loads(make("off").to_bytes()))
+    text = metrics.render_metrics(json.loads(make("off").to_bytes()))
     assert "expertmaps_hot_rows" not in text and text.endswith("\n")

@@ -67,6 +67,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
     def begin(mode: str, **steps: Any) -> Any:
         monkeypatch.setenv("EXPERTMAPS_MODE", mode)
         monkeypatch.setattr(model, "check_config", steps.get("check", lambda _: None))
+        monkeypatch.setattr(worker_module.capture, "check_config", lambda _: None)
         if "hook" in steps:
             monkeypatch.setattr(worker_module.Session, "_hook", steps["hook"])
         monkeypatch.setattr(model, "recorded_shapes", lambda: _Nothing())
@@ -123,18 +124,57 @@ def test_a_refusal_before_the_load_is_served_and_kept(start: Any) -> None:
     assert found.boot_seconds is not None
 
 
-def test_the_second_model_runner_is_refused_by_name(start: Any, monkeypatch: Any) -> None:
+def test_a_rank_above_0_writes_a_file_of_its_own(
+    start: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     original = worker_class
 
     def second() -> type[Any]:
         made = original()
-        made.use_v2_model_runner = True
+        made.rank = 1
+        made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
         return made
 
     monkeypatch.setitem(globals(), "worker_class", second)
-    found = state(start("count"))
-    assert found.error is not None and found.error.reason == "HookUnsupported"
-    assert found.runner == "v2"
+    worker = start("off")
+    worker.compile_or_warm_up_model()
+    names = [path.name for path in (tmp_path / "run").iterdir()]
+    assert names == ["status-rank1.json"]
+    found = contract.parse((tmp_path / "run" / names[0]).read_bytes(), "rank 1")
+    assert (found.rank, found.phase) == (1, "Ready")
+
+
+def test_rank_0_of_two_is_ready_with_the_other(
+    start: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    original = worker_class
+
+    def first() -> type[Any]:
+        made = original()
+        made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(local_world_size=2))
+        return made
+
+    monkeypatch.setitem(globals(), "worker_class", first)
+    worker = start("off")
+    worker.compile_or_warm_up_model()
+    own = state(worker)
+    assert own.phase == "Loading"
+    other = {**session(worker).status.wire(), "rank": 1, "phase": "Ready"}
+    (tmp_path / "run" / "status-rank1.json").write_text(json.dumps(other))
+    assert state(worker).phase == "Ready"
+
+
+def test_autotuner_files_written_during_warm_up_are_evidence(
+    start: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", str(tmp_path / "tuned"))
+    worker = start("off")
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "autotune_configs.json").write_text("{}")
+    worker.compile_or_warm_up_model()
+    found = state(worker).compile
+    assert found is not None
+    assert (found.autotune_files, found.autotune_written, found.hit) == (1, 1, False)
 
 
 @pytest.mark.parametrize("mode", ["serve", "count"])
@@ -221,11 +261,106 @@ def test_a_late_failure_puts_rows_and_methods_back(
     assert worker.reload_weights() == "reloaded"
 
 
+def test_rows_that_cannot_be_put_back_are_told_and_stay_guarded(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(Rows):
+        def move(self, _: Any) -> None:
+            raise env.HookError("SelfTestFailed", "layer 3")
+
+        def undo(self) -> None:
+            self.done.append("undo")
+            raise env.HookError("UndoIncomplete", "layers [0, 1] are served from their tiers still")
+
+    rows = Stuck()
+    worker = start("serve", hook=serving(rows, monkeypatch))
+    found = state(worker)
+    assert found.error is not None and rows.done == ["undo"]
+    assert (found.phase, found.generation, found.error.reason) == ("Failed", 0, "SelfTestFailed")
+    assert found.error.message == (
+        "layer 3; UndoIncomplete: layers [0, 1] are served from their tiers still"
+    )
+    with pytest.raises(RuntimeError, match="WeightReloadUnsupported"):
+        worker.reload_weights()
+
+
+def test_the_device_decides_where_rows_go(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU gets tiers with the guards of the settings, a CPU the mapped file."""
+    made: dict[str, tuple[Any, ...]] = {}
+    device = SimpleNamespace(pinned=lambda: "pinned")
+    monkeypatch.setattr(worker_module, "CudaDevice", lambda _: device)
+    checked: list[Any] = []
+    monkeypatch.setattr(model, "check_device_config", lambda *given: checked.append(given[1]))
+    for name in ("CudaResidency", "Residency"):
+        monkeypatch.setattr(
+            worker_module, name, lambda *found, name=name: made.setdefault(name, found)
+        )
+    monkeypatch.setenv("EXPERTMAPS_DEVICE_GUARD_BYTES", "5")
+    monkeypatch.setenv("EXPERTMAPS_COLD_DIR", "/cold")
+    started = session(start("off"))
+    started._residency([], {0: (1,)})
+    assert made.pop("Residency") == ([], {0: (1,)}, Path("/cold"), "overlay")
+    assert not checked
+    started.runner.device = SimpleNamespace(type="cuda")
+    started._residency([], {0: (1,)})
+    assert made == {"CudaResidency": ([], {0: (1,)}, device, "pinned", (5, 10 << 30))}
+    assert checked == [[]]
+
+
+def test_a_gpu_kernel_that_nothing_splits_is_served_unhooked_and_named(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = SimpleNamespace(
+        moe_config=SimpleNamespace(num_local_experts=8, num_experts=8),
+        expert_map_manager=None,
+        quant_method=type("HummingMoEMethod", (), {"moe_kernel": None})(),
+    )
+    layer = model.MoeLayer(3, SimpleNamespace(routed_experts=container, is_monolithic=False))
+    monkeypatch.setattr(model, "find_layers", lambda _: [layer])
+    monkeypatch.setattr(Runner, "device", SimpleNamespace(type="cuda"))
+    worker = start("serve")
+    found = state(worker)
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "HookUnsupported")
+    assert "kernel of layer 3: found HummingMoEMethod" in found.error.message
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+
+
+@pytest.mark.parametrize("at", ["plan", "move"])
+@pytest.mark.parametrize("reason", ["DeviceMemoryShort", "HostMemoryShort", "PinFailed"])
+def test_a_shortage_on_a_gpu_is_served_unhooked_and_named(
+    start: Any, monkeypatch: pytest.MonkeyPatch, reason: str, at: str
+) -> None:
+    class Short(Rows):
+        def __init__(self, *_: Any) -> None:
+            super().__init__()
+            if at == "plan":
+                raise env.HookError(reason, "needs 9 bytes, found 5")
+
+        def move(self, _: Any) -> None:
+            raise env.HookError(reason, "needs 9 bytes, found 5")
+
+    hook = serving(Rows(), monkeypatch)
+    monkeypatch.setattr(worker_module, "CudaResidency", Short)
+    monkeypatch.setattr(model, "check_device_config", lambda *_: None)
+    monkeypatch.setattr(worker_module, "CudaDevice", lambda _: SimpleNamespace(pinned=object))
+    monkeypatch.setattr(Runner, "device", SimpleNamespace(type="cuda"))
+    worker = start("serve", hook=hook)
+    found = state(worker)
+    assert found.error is not None and found.error.message == "needs 9 bytes, found 5"
+    assert (found.phase, found.generation, found.error.reason) == ("Failed", 0, reason)
+    assert found.residency is None and found.map_digest is None
+    assert worker.reload_weights() == "reloaded"
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+
+
 class Capture:
     """Counting that breaks at its second step."""
 
     def __init__(self) -> None:
         self.steps, self.closed = 0, ""
+        self.ledger = SimpleNamespace(replayed=0)
 
     def before(self, _: Any) -> None:
         self.steps += 1
@@ -256,6 +391,116 @@ def test_counting_that_breaks_leaves_the_engine_running(start: Any) -> None:
     assert found.error is not None and found.error.reason == "CountFailed"
     assert (found.phase, capture.closed, capture.steps) == ("Failed", "CountFailed", 2)
     assert undone == [1]
+
+
+original = worker_module.runners.batch_order
+
+
+class SecondRunner(Runner):
+    """V2, as far as the hook looks at it: the batch is there until tokens are sampled."""
+
+    input_batch = None
+    execute_model_state: Any = None
+    kv_cache_config = SimpleNamespace(
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(prefix_replay_tokens=n))
+                         for n in (0, 128)]
+    )  # fmt: skip
+
+    def execute_model(self, scheduled: Any, _: Any = None, dummy_run: bool = False) -> str:
+        names = ["dummy"] if dummy_run else ["b", "a"]
+        self.execute_model_state = SimpleNamespace(input_batch=SimpleNamespace(req_ids=names))
+        return "ran"
+
+
+class Noted:
+    """Counting that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.orders: list[list[str]] = []
+        self.cleared = 0
+        self.ledger = SimpleNamespace(replayed=0)
+
+    def before(self, _: Any) -> None:
+        self.cleared += 1
+
+    def after(self, _: Any, order: list[str]) -> None:
+        self.orders.append(order)
+
+    def close(self, reason: str) -> None:
+        """Nothing to write."""
+
+
+@pytest.fixture
+def second(start: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Noted]:
+    """A worker that counts on the V2 runner, and its counting."""
+    noted, original = Noted(), worker_class
+
+    def made() -> type[Any]:
+        found = original()
+        found.use_v2_model_runner = True
+        return found
+
+    def hook(self: worker_module.Session, _: Any) -> None:
+        self.capture = noted  # type: ignore[assignment]
+
+    monkeypatch.setitem(globals(), "worker_class", made)
+    monkeypatch.setitem(globals(), "Runner", SecondRunner)
+    return start("count", hook=hook), noted
+
+
+def test_v2_rows_are_in_the_order_of_its_own_batch(second: tuple[Any, Noted]) -> None:
+    worker, noted = second
+    worker.compile_or_warm_up_model()
+    worker.model_runner.execute_model(STEP)
+    worker.model_runner.execute_model(EMPTY)
+    found = state(worker)
+    assert noted.orders == [["b", "a"], []]
+    assert (found.runner, found.phase, found.steps, found.error) == ("v2", "Serving", 1, None)
+    assert noted.ledger.replayed == 128
+
+
+def test_v2_warm_up_and_dummy_steps_are_not_counted(second: tuple[Any, Noted]) -> None:
+    """V2 sends made-up requests through execute_model before it is ready, and dummies later."""
+    worker, noted = second
+    worker.model_runner.execute_model(STEP)
+    worker.compile_or_warm_up_model()
+    worker.model_runner.execute_model(STEP, dummy_run=True)
+    worker.model_runner.execute_model(STEP, None, True)
+    assert (noted.orders, noted.cleared, state(worker).steps) == ([], 0, 0)
+    assert state(worker).phase == "Ready"
+
+
+def test_v2_without_a_batch_stops_counting_by_name(
+    second: tuple[Any, Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, noted = second
+    worker.compile_or_warm_up_model()
+    monkeypatch.setattr(
+        worker_module.runners, "batch_order",
+        lambda _, name: original(SimpleNamespace(execute_model_state=None), name),
+    )  # fmt: skip
+    assert worker.model_runner.execute_model(STEP) == "ran"
+    found = state(worker)
+    assert found.error is not None and found.error.reason == "CountFailed"
+    assert noted.orders == []
+
+
+def test_a_cache_that_the_hook_cannot_read_stops_counting_alone(second: tuple[Any, Noted]) -> None:
+    worker, noted = second
+    worker.model_runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[object()])
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert worker.model_runner.execute_model(STEP) == "ran"
+    found = state(worker)
+    assert found.error is not None and found.error.reason == "CountFailed"
+    assert (found.phase, found.steps, noted.orders) == ("Failed", 1, [])
+
+
+def test_the_draft_model_is_found_on_both_runners() -> None:
+    find, model_ = worker_module.runners.draft_model, object()
+    assert find(SimpleNamespace(drafter=SimpleNamespace(model=model_))) is model_
+    assert find(SimpleNamespace(speculator=SimpleNamespace(model=model_))) is model_
+    assert find(SimpleNamespace(speculator=None)) is None
+    assert find(SimpleNamespace(drafter=SimpleNamespace())) is None
 
 
 def test_the_engines_own_errors_pass_through(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import expertmaps_hook_env as env
 import expertmaps_hook_model as model
 import expertmaps_hook_pages as pages
 import expertmaps_hook_rehome as rehome
+import expertmaps_hook_selftest as selftest
 
 WORK = Path(sys.argv[2])
 EXPERTS = 7
@@ -68,6 +69,47 @@ def rows_that_were_not_captured_are_bad() -> None:
     assert (int(taken.bad), made.missed()) == (3, 3)
     made.add([(-1, 1)])
     assert int(made.take(0).bad) == 0
+
+
+READS = ("item", "tolist", "numpy", "cpu", "__int__", "__bool__", "__float__", "__index__")
+
+
+def steps_read_nothing_back() -> None:
+    """A step and a snapshot on a device whose data cannot be read: on `meta` any wait is an error.
+
+    The methods that read a tensor count their calls as well, and the last line shows that they do.
+    """
+    calls: list[str] = []
+    originals = {name: getattr(torch.Tensor, name) for name in READS}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return originals[name](self, *args, **kwargs)
+
+        return read
+
+    for device in ("meta", "cpu"):
+        buffer = torch.zeros((32, 3, 4), dtype=torch.int32, device=device)
+        made = counts.Counters(buffer, {0: 9, 2: 6}, 4, slots=3)
+        for name in READS:
+            setattr(torch.Tensor, name, counted(name))
+        try:
+            for _ in range(3):
+                made.clear_rows(7)
+                made.add([(0, 2), (-1, 4), (5, 1)])
+                made.take(0)
+                made.clear_slot(1)
+        finally:
+            for name, original in originals.items():
+                setattr(torch.Tensor, name, original)
+        assert calls == [], (device, calls)
+    torch.Tensor.item = counted("item")  # type: ignore[method-assign]
+    try:
+        torch.ones(1).item()
+    finally:
+        torch.Tensor.item = originals["item"]  # type: ignore[method-assign]
+    assert calls == ["item"]
 
 
 def layers() -> list[model.MoeLayer]:
@@ -216,17 +258,61 @@ def a_kernel_that_raises_is_rolled_back() -> None:
     rolled_back("RehomeFailed", check=raising)
 
 
+def big_layers(count: int) -> list[model.MoeLayer]:
+    """Layers of 24 MiB."""
+    found = []
+    for number in range(count):
+        container = torch.nn.Module()
+        for name, shape in (("w13_weight", (16, 512, 1024)), ("w2_weight", (16, 512, 512))):
+            data = torch.full(shape, number + 1, dtype=torch.bfloat16)
+            container.register_parameter(name, torch.nn.Parameter(data, requires_grad=False))
+        container.local_num_experts = 16
+        found.append(model.MoeLayer(number, SimpleNamespace(routed_experts=container)))
+    return found
+
+
+def resident(name: str) -> int:
+    """VmRSS or VmHWM of this process, bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def peak_of(step: Callable[[], None]) -> int:
+    """Most bytes that were resident during a step, above those before it."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    step()
+    return resident("VmHWM") - before
+
+
+def moving_and_undoing_hold_one_layer_twice() -> None:
+    """However many layers there are: each is released before the next one is copied."""
+    found = big_layers(8)
+    layer = 16 * found[0].row_bytes()
+    hot = {item.layer: tuple(range(8)) for item in found}
+    residency = rehome.Residency(found, hot, WORK, "overlay")
+    moved = peak_of(residency.move)
+    undone = peak_of(residency.undo)
+    cold = 8 * layer // 2
+    print(f"layer {layer >> 20} MiB: move +{moved >> 20}, undo +{undone >> 20}", file=sys.stderr)
+    assert moved < 1.5 * layer, (moved, layer)
+    assert undone < cold + 1.5 * layer, (undone, layer)
+    for item in found:
+        assert bool((item.container.w13_weight == item.layer + 1).all())
+
+
 def minus_zero_and_nan_are_compared_by_bits() -> None:
     zero = torch.tensor([0.0, float("nan")])
-    assert rehome._same_bits(zero, zero.clone())
-    assert not rehome._same_bits(zero, torch.tensor([-0.0, float("nan")]))
+    assert selftest.same_bits(zero, zero.clone())
+    assert not selftest.same_bits(zero, torch.tensor([-0.0, float("nan")]))
 
 
 CASES: list[Callable[[], None]] = [
-    counters_agree_with_numpy, rows_that_were_not_captured_are_bad, overlay_tier, mlock_tier,
+    counters_agree_with_numpy, rows_that_were_not_captured_are_bad, steps_read_nothing_back,
+    overlay_tier, mlock_tier,
     all_hot_and_all_cold, a_failed_lock_is_rolled_back, a_row_in_the_wrong_place_is_seen,
     a_self_test_that_differs_is_rolled_back, a_kernel_that_raises_is_rolled_back,
-    minus_zero_and_nan_are_compared_by_bits,
+    minus_zero_and_nan_are_compared_by_bits, moving_and_undoing_hold_one_layer_twice,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -170,7 +170,8 @@ def _miss(pod: PodView, step: Step) -> str:
     if seen is not None:
         counters = (
             f"cacheMisses {seen.cache_misses}, aotCompiled {seen.aot_compiled}, "
-            f"cacheHits {seen.cache_hits}, aotLoaded {seen.aot_loaded}"
+            f"autotuneWritten {seen.autotune_written}, cacheHits {seen.cache_hits}, "
+            f"aotLoaded {seen.aot_loaded}"
         )
     rollout = step.status.rollout
     first = rollout is not None and rollout.from_ is None

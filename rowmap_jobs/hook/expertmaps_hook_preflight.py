@@ -1,0 +1,227 @@
+"""Will a pod find the compile and autotune caches of another one? Asked without loading weights.
+
+    python -m expertmaps_hook_preflight LEFT.json RIGHT.json
+
+Runs where a lane's pod runs: same image, mounts and device. Each file is a launch:
+`{"command": ["vllm", "serve", ...], "env": {"NAME": "value", "GONE": null}}`; the environment is
+that of this process with these changes. Prints one line of JSON:
+`{"equal", "left": HASHES, "right": HASHES, "differs": [{"factor", "left", "right"}]}` with HASHES
+`{"compile", "env", "config", "autotune"}`. Factors are `env.<NAME>`, `<part>.<field>` of vLLM's
+configuration, or `<part>` where no field says why. Exit code 0: equal, 1: not, 2: no answer.
+
+vLLM's own functions compute the hashes (compilation/caching.py: aot_compile_hash_factors). A boot
+changes the configuration once more, so compare two preflights, never one with a folder's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .expertmaps_hook import OWNER_MARK
+    from .expertmaps_hook_env import HookError
+else:
+    from expertmaps_hook import OWNER_MARK
+    from expertmaps_hook_env import HookError
+
+ENTRIES = ("serve", "vllm.entrypoints.openai.api_server")
+ANSWER = "EXPERTMAPS-PREFLIGHT "
+TIMEOUT_SECONDS = 600
+MAX_VALUE = 200
+
+Launch = Mapping[str, Any]
+Hashes = dict[str, str]
+
+
+def read_launch(path: Path) -> Launch:
+    """A launch from its file. Raises HookError (LaunchInvalid)."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise HookError("LaunchInvalid", f"{path}: {type(error).__name__}: {error}") from None
+    command = data.get("command") if isinstance(data, dict) else None
+    if not isinstance(command, list) or not all(isinstance(item, str) for item in command):
+        raise HookError("LaunchInvalid", f"{path}: command: expected a list of strings")
+    env = data.get("env", {})
+    if not isinstance(env, dict) or not all(
+        value is None or isinstance(value, str) for value in env.values()
+    ):
+        raise HookError("LaunchInvalid", f"{path}: env: expected an object of strings or nulls")
+    engine_arguments(command)
+    return {"command": command, "env": env}
+
+
+def engine_arguments(command: list[str]) -> list[str]:
+    """What follows the name of vLLM's server in a command. Raises HookError (LaunchInvalid)."""
+    for index, item in enumerate(command):
+        if item in ENTRIES:
+            return command[index + 1 :]
+    raise HookError("LaunchInvalid", f"command: found no {' or '.join(ENTRIES)} in {command[:4]}")
+
+
+def environment(launch: Launch, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a launch; a failing hook in it has nothing to report here."""
+    found = {**base, **{name: value for name, value in launch["env"].items() if value is not None}}
+    for name, value in launch["env"].items():
+        if value is None:
+            found.pop(name, None)
+    found[OWNER_MARK] = "preflight"
+    return found
+
+
+def ask(launch: Launch) -> dict[str, Any]:
+    """Hashes and factors of a launch, from a process of its own. Raises HookError."""
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    env = environment(launch, os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(item for item in path if item)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "expertmaps_hook_preflight", "-"],
+            input=json.dumps(engine_arguments(launch["command"])), env=env,
+            capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HookError("PreflightFailed", f"{type(error).__name__}: {error}") from None
+    for line in done.stdout.splitlines():
+        if line.startswith(ANSWER):
+            found: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return found
+    said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+    raise HookError("PreflightFailed", f"exit code {done.returncode}: {said}")
+
+
+def compare(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer for two launches: equal hashes, and each factor that differs, by name."""
+    names = sorted(set(left["factors"]) | set(right["factors"]))
+    pairs = [(name, left["factors"].get(name), right["factors"].get(name)) for name in names]
+    differs = [
+        {"factor": name, "left": a, "right": b}
+        for name, a, b in pairs
+        if a != b and _matters(name, left["parts"], right["parts"])
+    ]
+    named = {item["factor"].partition(".")[0] for item in differs}
+    for part in sorted(set(left["parts"]) | set(right["parts"])):
+        a, b = left["parts"].get(part), right["parts"].get(part)
+        if a != b and part not in named:
+            differs.append({"factor": part, "left": a, "right": b})
+    return {
+        "equal": left["hashes"] == right["hashes"],
+        "left": left["hashes"],
+        "right": right["hashes"],
+        "differs": differs,
+    }
+
+
+def _matters(name: str, left: Mapping[str, str], right: Mapping[str, str]) -> bool:
+    """Whether the part of vLLM's configuration that a factor belongs to has another hash."""
+    part = name.partition(".")[0]
+    return left.get(part) != right.get(part)
+
+
+def factors(arguments: list[str]) -> dict[str, Any]:
+    """What this process's environment and the arguments come to: hashes, parts and factors."""
+    from types import SimpleNamespace
+
+    from vllm import envs
+    from vllm.compilation.caching import aot_compile_hash_factors
+    from vllm.config.utils import hash_factors
+    from vllm.model_executor.warmup.flashinfer_autotune_cache import flashinfer_autotune_cache_hash
+
+    config = engine_config(arguments)
+    environ = envs.compile_factors()
+    env_hash, config_hash, *rest = aot_compile_hash_factors(config)
+    autotune = flashinfer_autotune_cache_hash(SimpleNamespace(vllm_config=config))
+    both = hashlib.sha256(str([env_hash, config_hash, *rest]).encode()).hexdigest()
+    named: dict[str, str] = {f"env.{name}": shown(value) for name, value in environ.items()}
+    parts = {"env": hash_factors(environ)}
+    for field in dataclasses.fields(config):
+        part: Any = getattr(config, field.name)
+        compute = getattr(part, "compute_hash", None)
+        if callable(compute) and dataclasses.is_dataclass(part):
+            parts[field.name] = str(compute())
+            for name in hashed_fields(part):
+                named[f"{field.name}.{name}"] = shown(getattr(part, name, None))
+    hashes = {"compile": both, "env": env_hash, "config": config_hash, "autotune": autotune}
+    return {"hashes": hashes, "parts": parts, "factors": named}
+
+
+def engine_config(arguments: list[str]) -> Any:
+    """vLLM's configuration for the arguments of its server, no weights read."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    if getattr(parsed, "model_tag", None):
+        parsed.model = parsed.model_tag
+    return AsyncEngineArgs.from_cli_args(parsed).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
+
+
+def hashed_fields(part: Any) -> list[str]:
+    """Fields of a part of the configuration that its hash depends on, found by changing each."""
+    before, found = part.compute_hash(), []
+    for field in dataclasses.fields(part):
+        changed = copy.copy(part)
+        object.__setattr__(changed, field.name, "changed by expertmaps preflight")
+        try:
+            after = changed.compute_hash()
+        except Exception:  # the hash reads it, and cannot make anything of this value
+            after = None
+        if after != before:
+            found.append(field.name)
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value on one line; a long one by its beginning and its hash."""
+    with contextlib.suppress(TypeError, ValueError):
+        value = json.dumps(value, sort_keys=True, default=_plain)
+    text = str(value)
+    if len(text) <= MAX_VALUE:
+        return text
+    return f"{text[:80]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _plain(value: Any) -> Any:
+    """For json: sets in order, dataclasses by field, anything else by its type and name."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    text = str(value)
+    return text if " at 0x" not in text else type(value).__qualname__
+
+
+def main(arguments: list[str]) -> int:
+    """The command; `-` answers for the launch on standard input, as `ask` asks it."""
+    if arguments == ["-"]:
+        found = factors(json.load(sys.stdin))
+        sys.stdout.write(f"\n{ANSWER}{json.dumps(found)}\n")
+        return 0
+    try:
+        if len(arguments) != 2:
+            raise HookError("LaunchInvalid", f"found {len(arguments)} files, expected 2")
+        left, right = (ask(read_launch(Path(name))) for name in arguments)
+    except HookError as failure:
+        sys.stderr.write(f"{failure}\n")
+        return 2
+    answer = compare(left, right)
+    sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
+    return 0 if answer["equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
