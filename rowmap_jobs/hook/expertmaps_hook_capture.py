@@ -30,17 +30,23 @@ if TYPE_CHECKING:
     from . import expertmaps_hook_positions as positions
     from .expertmaps_hook_counts import Counters, Snapshot
     from .expertmaps_hook_files import make_folder, write_atomic
+    from .expertmaps_hook_runner import V1
 else:
     import expertmaps_hook_env as env
     import expertmaps_hook_positions as positions
     from expertmaps_hook_counts import Counters, Snapshot
     from expertmaps_hook_files import make_folder, write_atomic
+    from expertmaps_hook_runner import V1
 
 FOLDER = "transcripts"
 CLOSE_SECONDS = 10.0
 WRITE_FAILED = "WriteFailed"
 UNPLANNED_METHODS = ("custom_class", "extract_hidden_states")
 """Speculative methods of vLLM that do not verify plain drafts."""
+TRIMMED_METHOD = "ngram_gpu"
+"""V1 drops invalid drafts of this one from a step after the plan was made."""
+MAX_QUEUED = 256
+"""Results that wait for the disk; each holds its counters on the device."""
 
 
 class Writer:
@@ -58,7 +64,11 @@ class Writer:
         self._thread.start()
 
     def put(self, transcript: str, snapshot: Snapshot, tracked: positions.Tracked) -> None:
-        self._queue.put((transcript, snapshot, tracked))
+        if self._queue.qsize() >= MAX_QUEUED:
+            self.failed += 1
+            self.put_skip(transcript, WRITE_FAILED)
+        else:
+            self._queue.put((transcript, snapshot, tracked))
 
     def put_skip(self, transcript: str, reason: str) -> None:
         self._queue.put((transcript, reason))
@@ -282,9 +292,9 @@ def unsupported(new: Any) -> str | None:
     return None
 
 
-def check_config(config: Any) -> None:
-    """Refuse engines whose rows cannot be told apart. Raises HookError."""
-    speculative = config.speculative_config
+def check_config(config: Any, runner: str) -> None:
+    """Refuse engines whose rows cannot be told apart, on a runner. Raises HookError."""
+    speculative, transfer = config.speculative_config, config.kv_transfer_config
     method = None if speculative is None else str(speculative.method)
     refusals = (
         (
@@ -298,9 +308,20 @@ def check_config(config: Any) -> None:
             "adaptive verification feeds other rows than the scheduler planned",
         ),
         (
-            method in UNPLANNED_METHODS,
+            method in UNPLANNED_METHODS or (method == TRIMMED_METHOD and runner == V1),
             "SpeculationUnsupported",
-            f"speculative method: found {method}, whose rows are not checked for this hook",
+            f"speculative method: found {method} on runner {runner}, which does not always feed "
+            "the rows that the scheduler planned",
+        ),
+        (
+            transfer is not None and transfer.kv_load_failure_policy == "recompute",
+            "KvRecomputeUnsupported",
+            "kv_load_failure_policy=recompute feeds rows again without a preemption",
+        ),
+        (
+            bool(config.cache_config.kv_sharing_fast_prefill),
+            "FastPrefillUnsupported",
+            "--kv-sharing-fast-prefill leaves rows of the prompt out of some layers",
         ),
         (
             bool(config.model_config.is_diffusion),

@@ -60,6 +60,9 @@ class Counters:
         self._bad = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self._missed = torch.zeros((), dtype=torch.int64, device=device)
         self._one = torch.ones(1, dtype=torch.int64, device=device)
+        self._told = (
+            torch.zeros((), dtype=torch.int64, pin_memory=True) if buffer.is_cuda else self._missed
+        )
 
     def clear_rows(self, rows: int) -> None:
         """Before a step: no row carries what an earlier one left."""
@@ -82,6 +85,8 @@ class Counters:
         bad = (repeated | ~valid.all(-1)).any(-1).to(torch.int64)
         self._bad.scatter_add_(0, buckets // 2, bad)
         self._missed += bad.sum()
+        if self._buffer.is_cuda:
+            self._told.copy_(self._missed, non_blocking=True)
 
     def _buckets(self, runs: Sequence[tuple[int, int]]) -> Any:
         names = [2 * self.slots if bucket == DROPPED else bucket for bucket, _ in runs]
@@ -108,5 +113,9 @@ class Counters:
         self._bad[slot] = 0
 
     def missed(self) -> int:
-        """Bad rows over all requests."""
-        return int(self._missed)
+        """Bad rows over all requests, as far as the device has come.
+
+        Any thread may ask at any time: a read of the device itself would break a graph capture
+        that the engine's thread is in the middle of.
+        """
+        return int(self._told)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ else:
 
 MAX_CONNECTIONS = 8
 TIMEOUT_SECONDS = 5
+"""For one read."""
+LIFE_SECONDS = 10.0
+"""For a whole connection."""
 
 
 class StatusServer(ThreadingHTTPServer):
@@ -30,6 +35,8 @@ class StatusServer(ThreadingHTTPServer):
     def __init__(self, port: int, status: Status) -> None:
         self.status = status
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._open: dict[Any, float] = {}
+        self._lock = threading.Lock()
         # One dual-stack socket, so that pods with either address family are reached.
         self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         super().__init__(("", port), _Handler)
@@ -47,13 +54,32 @@ class StatusServer(ThreadingHTTPServer):
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        with self._lock:
+            self._open[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread: a limit of processes
+            self._gone(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._gone(request)
+
+    def _gone(self, request: Any) -> None:
+        with self._lock:
+            del self._open[request]
+        self._slots.release()
+
+    def service_actions(self) -> None:
+        """Twice a second: end connections that dribble, or a few could keep the port for good."""
+        limit = time.monotonic() - LIFE_SECONDS
+        with self._lock:
+            for request in [item for item, since in self._open.items() if since < limit]:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         env.logger.debug("expertmaps: a status connection ended early", exc_info=True)

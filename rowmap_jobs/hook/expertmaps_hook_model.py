@@ -28,6 +28,10 @@ else:
     from expertmaps_hook_runner import draft_model
 
 DEVICES = ("cpu", "cuda")
+REFUSED_ROUTERS = {
+    "ZeroExpertRouter": "gives tokens to experts without rows, under the number of another one",
+    "RoutingSimulatorRouter": "makes its choices up",
+}
 SHORT_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -201,6 +205,11 @@ def check_layers(layers: list[MoeLayer], device: str) -> None:
             raise HookError(
                 "ExpertParallelUnsupported",
                 f"layer {item.layer} holds {config.num_local_experts} of {config.num_experts}",
+            )
+        router = type(getattr(item.module, "router", None)).__name__
+        if router in REFUSED_ROUTERS:
+            raise HookError(
+                "RouterUnsupported", f"layer {item.layer}: {router} {REFUSED_ROUTERS[router]}"
             )
         if item.module.is_monolithic:
             raise HookError("KernelUnsupported", f"layer {item.layer} has a monolithic kernel")

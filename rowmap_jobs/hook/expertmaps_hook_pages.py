@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -99,6 +100,10 @@ def check_map_count(ranges: int) -> None:
         )
 
 
+ESCAPED = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes blanks and backslashes of a mount point."""
+
+
 def filesystem_of(folder: Path, mounts: str) -> str:
     """Filesystem type that holds a folder, from the text of /proc/self/mounts."""
     best, kind = -1, ""
@@ -107,7 +112,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        point = Path(fields[1].encode().decode("unicode_escape"))
+        point = Path(ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields[1]))
         if target.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]
     return kind

@@ -66,7 +66,10 @@ class Residency:
             for item in self._layers:
                 self._move_layer(item, probe)
         except BaseException as error:
-            self.undo()
+            try:
+                self.undo()
+            except (OSError, RuntimeError) as stuck:  # told by the next try
+                env.logger.error("expertmaps: %s", stuck)
             if isinstance(error, Exception):
                 raise env.as_failure(error, "RehomeFailed") from error
             raise
@@ -96,7 +99,7 @@ class Residency:
         source, target = parameter.data_ptr(), self._base + segment.offset
         before = row_hashes(source, segment)
         started = time.monotonic()
-        ctypes.memmove(target, source, segment.size)
+        self._write(segment, source)
         # Written back now, while the pages are clean to drop; the rest of the boot needs memory.
         os.fdatasync(self._descriptor)
         for low, high in self._ranges[segment.layer, segment.name]:
@@ -117,6 +120,13 @@ class Residency:
             raise env.HookError(
                 "RowsChanged", f"layer {segment.layer} {segment.name}: rows {changed[:8]} differ"
             )
+
+    def _write(self, segment: pages.Segment, source: int) -> None:
+        """Copy through the file: a disk that fails is an error here, and a signal in a mapping."""
+        view = memoryview((ctypes.c_char * segment.size).from_address(source)).cast("B")
+        done = 0
+        while done < segment.size:
+            done += os.pwrite(self._descriptor, view[done:], segment.offset + done)
 
     def _lock(self, low: int, high: int) -> None:
         try:
@@ -156,15 +166,19 @@ class Residency:
                 os.posix_fadvise(self._descriptor, low, high - low, os.POSIX_FADV_DONTNEED)
 
     def undo(self) -> None:
-        """Give every moved parameter memory of its own again, then drop mapping and file."""
+        """Give every moved parameter memory of its own again, then drop mapping and file.
+
+        Raises what the allocator raises: the parameters that are left stay mapped and serve.
+        """
         import torch
 
         while self._moved:
-            parameter, segment = self._moved.pop()
+            parameter, segment = self._moved[-1]
             fresh = torch.empty(parameter.shape, dtype=parameter.dtype)
             address = self._base + segment.offset
             ctypes.memmove(fresh.data_ptr(), address, segment.size)
             parameter.data = fresh
+            self._moved.pop()
             # Given back at once: all copies together would take the memory of a second model.
             self._libc.unmap(address, pages.page_up(segment.size))
         if self._base:

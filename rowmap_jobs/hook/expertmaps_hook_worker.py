@@ -10,6 +10,7 @@ import atexit
 import functools
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .expertmaps_hook_counts import Counters
     from .expertmaps_hook_cuda import CudaResidency
     from .expertmaps_hook_device import CudaDevice
-    from .expertmaps_hook_http import Published, publish
+    from .expertmaps_hook_http import Published, publish, report_failure
     from .expertmaps_hook_plan import Bytes
     from .expertmaps_hook_rehome import Residency
     from .expertmaps_hook_status import Status, compile_evidence
@@ -40,7 +41,7 @@ else:
     from expertmaps_hook_counts import Counters
     from expertmaps_hook_cuda import CudaResidency
     from expertmaps_hook_device import CudaDevice
-    from expertmaps_hook_http import publish
+    from expertmaps_hook_http import publish, report_failure
     from expertmaps_hook_plan import Bytes
     from expertmaps_hook_rehome import Residency
     from expertmaps_hook_status import Status, compile_evidence
@@ -86,7 +87,11 @@ class Session:
         if self.settings.mode == "off" or self.status.phase == "Failed":
             result = original(*args, **kwargs)
         else:
-            with model.recorded_shapes() as shapes:
+            with ExitStack() as recording:
+                try:
+                    shapes = recording.enter_context(model.recorded_shapes())
+                except Exception as error:
+                    self._fail(error)
                 result = original(*args, **kwargs)
         try:
             if self.settings.mode != "off" and self.status.phase != "Failed":
@@ -103,7 +108,7 @@ class Session:
         """What is known before weights are loaded."""
         model.check_config(self.worker.vllm_config)
         if self.settings.mode == "count":
-            capture.check_config(self.worker.vllm_config)
+            capture.check_config(self.worker.vllm_config, self._runner_name)
 
     def _hook(self, shapes: dict[int, list[Any]]) -> None:
         config, loaded = self.worker.vllm_config, self.runner.get_model()
@@ -216,7 +221,7 @@ class Session:
         try:
             if self.residency is not None:
                 self.residency.evict()  # the profiling run has read rows of every expert
-        except OSError:
+        except Exception:
             env.logger.warning("expertmaps: cold pages not dropped", exc_info=True)
         try:
             if self.capture is not None:
@@ -224,7 +229,10 @@ class Session:
         except Exception as error:
             self._fail(error, "CountFailed")
         self._warm = True
-        self.autotune.look()
+        try:
+            self.autotune.look()
+        except Exception:
+            env.logger.warning("expertmaps: no evidence of the autotuner", exc_info=True)
         self.status.ready()
         if self.publisher is not None:
             self.publisher.write()
@@ -287,6 +295,15 @@ def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:
     )
 
 
+def _report(error: Exception) -> None:
+    """A worker without a session: say why where the session would have spoken."""
+    env.logger.error("expertmaps: no session; serving without the hook", exc_info=error)
+    try:
+        report_failure(error)
+    except Exception:
+        env.logger.exception("expertmaps: nor a status")
+
+
 def patch_worker(worker_class: Any, version: str) -> None:
     """Wrap Worker.load_model and Worker.shutdown. Raises HookError when they are not there."""
     if not (
@@ -301,8 +318,8 @@ def patch_worker(worker_class: Any, version: str) -> None:
         try:
             session = Session(self, env.settings(), version)
             setattr(self, ATTRIBUTE, session)
-        except Exception:
-            env.logger.exception("expertmaps: no session; serving without the hook")
+        except Exception as error:
+            _report(error)
             return load(self, *args, **kwargs)
         return session.load(functools.partial(load, self), *args, **kwargs)
 
@@ -310,7 +327,10 @@ def patch_worker(worker_class: Any, version: str) -> None:
     def shut_down(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = getattr(self, ATTRIBUTE, None)
         if session is not None:
-            session.close()
+            try:
+                session.close()
+            except Exception:
+                env.logger.exception("expertmaps: not closed")
         return shutdown(self, *args, **kwargs)
 
     worker_class.load_model, worker_class.shutdown = load_model, shut_down

@@ -53,6 +53,13 @@ CHANGED: dict[str, tuple[str, str, Any]] = {
     "adaptive verification": ("speculative_config", "enable_adaptive_verification", True),
     "custom drafts": ("speculative_config", "method", "custom_class"),
     "hidden states": ("speculative_config", "method", "extract_hidden_states"),
+    "drafts that are trimmed": ("speculative_config", "method", "ngram_gpu"),
+    "fast prefill": ("cache_config", "kv_sharing_fast_prefill", True),
+    "loads that are computed again": (
+        "",
+        "kv_transfer_config",
+        SimpleNamespace(kv_load_failure_policy="recompute"),
+    ),
 }
 
 
@@ -94,7 +101,7 @@ def refusals() -> dict[str, dict[str, Any]]:
         found[name] = {
             "built": built,
             "serve": serve,
-            "count": serve or reason(capture.check_config, config),
+            "count": serve or reason(lambda config: capture.check_config(config, "v1"), config),
         }
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,11 +257,37 @@ def test_the_writer_waits_for_the_device_before_it_reads(make: Any) -> None:
     assert steps == ["waited", "read"]
 
 
+def test_results_that_wait_for_a_hung_disk_are_not_without_end(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them holds counters in the device's memory."""
+    item, hung = make(), threading.Event()
+    original = capture.write_atomic
+
+    def write(path: Path, data: bytes) -> None:
+        hung.wait(60)
+        original(path, data)
+
+    monkeypatch.setattr(capture, "write_atomic", write)
+    snapshot = SimpleNamespace(counts=Array([[[1]], [[2]]]), bad=Array(0), copied=None)
+    for index in range(capture.MAX_QUEUED + 9):
+        item.writer.put(f"t{index}", snapshot, capture.positions.Tracked(1))
+    hung.set()
+    item.writer.close()
+    counts = list(item.writer.folder.glob("*.npz"))
+    reasons = {path.read_text() for path in item.writer.folder.glob("*.skip")}
+    assert len(counts) <= capture.MAX_QUEUED + 1 and item.writer.failed >= 8
+    assert len(counts) + item.writer.failed == capture.MAX_QUEUED + 9
+    assert reasons == {"WriteFailed\n"}
+
+
 def engine(**changes: Any) -> SimpleNamespace:
     """As much of vLLM's configuration as count mode looks at."""
     found = SimpleNamespace(
         aux_output_config=SimpleNamespace(enabled=False),
         speculative_config=None,
+        kv_transfer_config=None,
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
         model_config=SimpleNamespace(is_diffusion=False, runner_type="generate"),
     )
     for name, value in changes.items():
@@ -281,6 +308,15 @@ def drafting(method: str, adaptive: bool = False) -> SimpleNamespace:
         ),
         ({"speculative_config": drafting("dspark", True)}, "SpeculationUnsupported"),
         ({"speculative_config": drafting("custom_class")}, "SpeculationUnsupported"),
+        ({"speculative_config": drafting("ngram_gpu")}, "SpeculationUnsupported"),
+        (
+            {"kv_transfer_config": SimpleNamespace(kv_load_failure_policy="recompute")},
+            "KvRecomputeUnsupported",
+        ),
+        (
+            {"cache_config": SimpleNamespace(kv_sharing_fast_prefill=True)},
+            "FastPrefillUnsupported",
+        ),
         ({"is_diffusion": True}, "DiffusionUnsupported"),
         ({"runner_type": "pooling"}, "PoolingUnsupported"),
     ],
@@ -288,10 +324,13 @@ def drafting(method: str, adaptive: bool = False) -> SimpleNamespace:
 def test_engines_that_cannot_be_counted_are_refused_by_name(
     changes: dict[str, Any], expected: str
 ) -> None:
-    capture.check_config(engine())
-    capture.check_config(engine(speculative_config=drafting("ngram")))
+    capture.check_config(engine(), "v1")
+    capture.check_config(engine(speculative_config=drafting("ngram")), "v1")
+    capture.check_config(engine(speculative_config=drafting("ngram_gpu")), "v2")
+    loads = SimpleNamespace(kv_load_failure_policy="fail")
+    capture.check_config(engine(kv_transfer_config=loads), "v1")
     with pytest.raises(capture.env.HookError) as caught:
-        capture.check_config(engine(**changes))
+        capture.check_config(engine(**changes), "v1")
     assert caught.value.reason == expected
 
 

@@ -66,10 +66,14 @@ REFUSED: dict[str, tuple[str | None, str | None]] = {
     "adaptive verification": (None, "SpeculationUnsupported"),
     "custom drafts": (None, "SpeculationUnsupported"),
     "hidden states": (None, "SpeculationUnsupported"),
+    "drafts that are trimmed": (None, "SpeculationUnsupported"),
+    "fast prefill": (None, "FastPrefillUnsupported"),
+    "loads that are computed again": (None, "KvRecomputeUnsupported"),
 }
 STAND_INS = {
     "sleep mode", "eplb", "dbo", "return routed experts", "adaptive verification",
-    "custom drafts", "hidden states",
+    "custom drafts", "hidden states", "drafts that are trimmed", "fast prefill",
+    "loads that are computed again",
 }  # fmt: skip
 
 

@@ -159,6 +159,10 @@ def refused(item: model.MoeLayer, device: str = "cpu") -> env.HookError:
 
 def test_layers_are_refused_by_name() -> None:
     assert refused(layer(), "xpu").reason == "DeviceUnsupported"
+    for router in ("ZeroExpertRouter", "RoutingSimulatorRouter"):
+        item = layer()
+        item.module.router = type(router, (), {})()
+        assert refused(item).reason == "RouterUnsupported"
     item = layer()
     item.module.is_monolithic = True
     assert refused(item).reason == "KernelUnsupported"

@@ -125,6 +125,10 @@ def test_filesystem_of_takes_the_deepest_mount(tmp_path: Path) -> None:
     assert pages.filesystem_of(tmp_path / "a b", mounts) == "tmpfs"
     assert pages.filesystem_of(tmp_path, mounts) == "ext4"
     assert pages.filesystem_of(Path("/"), mounts) == "overlay"
+    (tmp_path / "Zwischenablage für ä").mkdir()
+    spelled = str(tmp_path / "Zwischenablage für ä").replace(" ", "\\040")
+    mounts += f"mem {spelled} ramfs rw 0 0\n"
+    assert pages.filesystem_of(tmp_path / "Zwischenablage für ä", mounts) == "ramfs"
 
 
 def test_too_many_ranges_are_refused() -> None:

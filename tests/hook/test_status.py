@@ -13,6 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -367,6 +369,54 @@ def test_silent_clients_do_not_block_the_server(
     wait_for("the silent ones lost their places", answered, 30)
     for connection in idle:
         connection.close()
+
+
+def test_clients_that_dribble_lose_their_places(
+    served: tuple[str, hook_status.Status], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line comes in time for one read; together they would keep the port for good."""
+    monkeypatch.setattr(http, "LIFE_SECONDS", 1.0)
+    url, _ = served
+    host, port = url.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(http.MAX_CONNECTIONS)]
+    over = threading.Event()
+
+    def dribble() -> None:
+        while not over.wait(0.2):
+            for connection in slow:
+                with suppress(OSError):
+                    connection.sendall(b"X-Slow: 1\r\n")
+
+    for connection in slow:
+        connection.sendall(b"GET /status HTTP/1.1\r\n")
+    thread = threading.Thread(target=dribble)
+    thread.start()
+
+    def answered() -> bool:
+        try:
+            return get(url + "/status")[0] == 200
+        except OSError:
+            return False
+
+    try:
+        wait_for("the slow ones lost their places", answered, 30)
+    finally:
+        over.set()
+        thread.join()
+        for connection in slow:
+            connection.close()
+
+
+def test_a_server_without_threads_answers_again_later(
+    served: tuple[str, hook_status.Status], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = served
+    with monkeypatch.context() as limited:
+        limited.setattr(ThreadingHTTPServer, "process_request", lambda *_: 1 / 0)
+        for _ in range(http.MAX_CONNECTIONS + 3):
+            with pytest.raises((urllib.error.URLError, ConnectionError)):
+                get(url + "/status")
+    assert get(url + "/status")[0] == 200
 
 
 def test_a_port_in_use_has_a_name() -> None:

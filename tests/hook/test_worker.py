@@ -67,10 +67,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
     def begin(mode: str, **steps: Any) -> Any:
         monkeypatch.setenv("EXPERTMAPS_MODE", mode)
         monkeypatch.setattr(model, "check_config", steps.get("check", lambda _: None))
-        monkeypatch.setattr(worker_module.capture, "check_config", lambda _: None)
+        monkeypatch.setattr(worker_module.capture, "check_config", lambda *_: None)
         if "hook" in steps:
             monkeypatch.setattr(worker_module.Session, "_hook", steps["hook"])
-        monkeypatch.setattr(model, "recorded_shapes", lambda: _Nothing())
+        monkeypatch.setattr(model, "recorded_shapes", steps.get("shapes", _Nothing))
         made = worker_class()
         worker_module.patch_worker(made, "0.32.0")
         started = made()
@@ -186,6 +186,43 @@ def test_any_exception_is_a_named_failure(start: Any, mode: str) -> None:
     assert found.error is not None
     assert (found.phase, found.error.reason) == ("Failed", "HookFailed")
     assert "ZeroDivisionError" in found.error.message
+
+
+def test_an_engine_whose_loader_is_another_serves_unhooked(start: Any) -> None:
+    def shapes() -> Any:
+        raise AttributeError("no process_weights_after_loading")
+
+    found = state(start("serve", shapes=shapes, hook=lambda *_: pytest.fail("hooked")))
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "HookFailed")
+
+
+def test_what_breaks_beside_the_work_breaks_nothing_else(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start("off")
+    session(worker).autotune = SimpleNamespace(  # type: ignore[assignment]
+        look=lambda *_: 1 / 0, wire=dict
+    )
+    monkeypatch.setattr(worker_module.Session, "close", lambda _: 1 / 0)
+    assert worker.compile_or_warm_up_model() == "warm"
+    assert state(worker).phase == "Ready"
+    assert worker.shutdown() == "down" and worker.down
+
+
+def test_a_worker_without_a_session_says_why(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(worker_module, "Watch", broken)
+    worker = start("serve")
+    assert worker.model_runner.execute_model(STEP) == "ran 3"
+    found = contract.parse((tmp_path / "run" / "status.json").read_bytes(), "status")
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "HookFailed")
+    assert "no home" in found.error.message
 
 
 def test_an_unusable_setting_is_reported(start: Any) -> None:

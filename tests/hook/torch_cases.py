@@ -71,6 +71,29 @@ def rows_that_were_not_captured_are_bad() -> None:
     assert int(made.take(0).bad) == 0
 
 
+class OnDevice(torch.Tensor):
+    """A CPU tensor that says it lies on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def a_reader_of_the_status_never_asks_the_device() -> None:
+    """Another thread that did would break the capture of a CUDA graph, and the boot with it."""
+    originals = torch.zeros, torch.Tensor.pin_memory
+    torch.zeros = lambda *args, pin_memory=False, **kwargs: originals[0](*args, **kwargs)
+    torch.Tensor.pin_memory = lambda self: self  # type: ignore[assignment, method-assign]
+    try:
+        buffer = torch.zeros((8, 1, 2), dtype=torch.int32).as_subclass(OnDevice)
+        made = counts.Counters(buffer, {0: 4}, 2, slots=1)
+        assert made.missed() == 0
+        made.clear_rows(3)
+        made.add([(1, 3)])
+    finally:
+        torch.zeros, torch.Tensor.pin_memory = originals  # type: ignore[method-assign]
+    made._missed = torch.zeros((), dtype=torch.int64, device="meta")  # a read of it raises
+    assert made.missed() == 3
+
+
 READS = ("item", "tolist", "numpy", "cpu", "__int__", "__bool__", "__float__", "__index__")
 
 
@@ -197,6 +220,59 @@ def rolled_back(reason: str, tier: str = "overlay", check: Any = probe) -> None:
     assert list(WORK.iterdir()) == []
 
 
+def an_undo_without_memory_leaves_rows_where_they_can_be_read() -> None:
+    """The allocator refuses while rows are put back: they stay mapped, and the next try ends it."""
+    found = layers()
+    before = everything(found)
+    residency = rehome.Residency(found, HOT, WORK, "overlay")
+    original, calls = torch.empty, []
+
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("can't allocate memory")
+        return original(*args, **kwargs)
+
+    def failing(item: model.MoeLayer, hot: tuple[int, ...]) -> list[Any]:
+        if item.layer == 1:
+            torch.empty = empty
+            raise RuntimeError("no kernel")
+        return []
+
+    try:
+        residency.move(failing)
+    except env.HookError as failure:
+        assert failure.reason == "RehomeFailed" and "no kernel" in failure.message, failure
+    else:
+        raise AssertionError("it moved")
+    finally:
+        torch.empty = original
+    assert len(calls) == 2
+    assert same(before, everything(found))
+    residency.undo()
+    assert same(before, everything(found))
+    for item in found:
+        for tensor in item.tensors().values():
+            tensor.data.zero_()
+
+
+def a_disk_that_fails_while_rows_are_written_is_rolled_back() -> None:
+    """Through a mapping this would be a signal that ends the engine."""
+    original, calls = rehome.os.pwrite, []
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) == 4:
+            raise OSError(28, "No space left on device")
+        return original(descriptor, data[: 1 + len(data) // 2], offset)
+
+    rehome.os.pwrite = pwrite
+    try:
+        rolled_back("RehomeFailed")
+    finally:
+        rehome.os.pwrite = original
+
+
 def a_failed_lock_is_rolled_back() -> None:
     original, calls = pages.Libc.lock, []
 
@@ -309,6 +385,9 @@ def minus_zero_and_nan_are_compared_by_bits() -> None:
 
 CASES: list[Callable[[], None]] = [
     counters_agree_with_numpy, rows_that_were_not_captured_are_bad, steps_read_nothing_back,
+    a_reader_of_the_status_never_asks_the_device,
+    an_undo_without_memory_leaves_rows_where_they_can_be_read,
+    a_disk_that_fails_while_rows_are_written_is_rolled_back,
     overlay_tier, mlock_tier,
     all_hot_and_all_cold, a_failed_lock_is_rolled_back, a_row_in_the_wrong_place_is_seen,
     a_self_test_that_differs_is_rolled_back, a_kernel_that_raises_is_rolled_back,
