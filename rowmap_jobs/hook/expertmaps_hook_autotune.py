@@ -47,9 +47,9 @@ def device_folder(folder: Path, environ: Mapping[str, str], workspace: Path) -> 
 def launch_folder(folder: Path, environ: Mapping[str, str], runner: Any) -> Path | None:
     """Where this process keeps its files below the root; None: it had no reason to name a folder.
 
-    The hash is that of the configuration at the end of warm-up: loading and sizing the cache change
-    it, nothing between tuning and then does. vLLM names the folder by FlashInfer's module, unless
-    the root is set; a process that has not loaded it has not tuned.
+    The hash is that of the configuration at the end of warm-up: loading a model changes it, sizing
+    its cache may, nothing between tuning and then does. vLLM names the folder by FlashInfer's
+    module, unless the root is set; a process that has not loaded it has not tuned.
     """
     from vllm.model_executor.warmup.flashinfer_autotune_cache import flashinfer_autotune_cache_hash
 
