@@ -67,7 +67,7 @@ class CompileEvidence(Strict):
     aot_compiled: int = Field(default=0, ge=0)
     autotune_files: int = Field(default=0, ge=0)
     autotune_written: int = Field(default=0, ge=0)
-    """Files of the kernel autotuner, and how many of them this boot wrote."""
+    """Files that the kernel autotuner keeps for this launch, and how many this boot wrote."""
     autotune_digest: Digest | None = None
     """Over all of them: equal between boots that tuned nothing."""
 

@@ -6,10 +6,13 @@ Runs where a lane's pod runs: same image, mounts and device. Each file is a laun
 `{"command": ["vllm", "serve", ...], "env": {"NAME": "value", "GONE": null}}`; the environment is
 that of this process with these changes. Prints one line of JSON:
 `{"equal", "left": HASHES, "right": HASHES, "differs": [{"factor", "left", "right"}]}` with HASHES
-`{"compile", "env", "config", "autotune"}`. Factors are `env.<NAME>`, `<part>.<field>` of vLLM's
-configuration, or `<part>` where no field says why. Exit code 0: equal, 1: not, 2: no answer.
+`{"compile", "env", "config", "autotune", "caches"}`. Factors are `env.<NAME>`, `<part>.<field>` of
+vLLM's configuration, `inductor.<option>` and `functorch.<option>` of torch, `cache.<name>` for a
+folder or switch of a cache; `<part>` where no field says why, and `hash.<name>` where no part does.
+Exit code 0: equal, 1: not, 2: no answer.
 
-vLLM's own functions compute the hashes (compilation/caching.py: aot_compile_hash_factors). A boot
+vLLM's own functions compute the hashes (compilation/caching.py: aot_compile_hash_factors). Where
+caches lie is in none of them (envs.py: compile_factors), and is compared by `caches`. A boot
 changes the configuration once more, so compare two preflights, never one with a folder's name.
 """
 
@@ -19,6 +22,7 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -28,9 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import expertmaps_hook_autotune as autotune
     from .expertmaps_hook import OWNER_MARK
     from .expertmaps_hook_env import HookError
 else:
+    import expertmaps_hook_autotune as autotune
     from expertmaps_hook import OWNER_MARK
     from expertmaps_hook_env import HookError
 
@@ -38,9 +44,11 @@ ENTRIES = ("serve", "vllm.entrypoints.openai.api_server")
 ANSWER = "EXPERTMAPS-PREFLIGHT "
 TIMEOUT_SECONDS = 600
 MAX_VALUE = 200
+COMPILER_PARTS = ("inductor", "functorch")
 
 Launch = Mapping[str, Any]
-Hashes = dict[str, str]
+Part = tuple[str, Mapping[str, Any]]
+"""The hash of one part of a launch, and the values that it is made from."""
 
 
 def read_launch(path: Path) -> Launch:
@@ -113,13 +121,27 @@ def compare(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]
     for part in sorted(set(left["parts"]) | set(right["parts"])):
         a, b = left["parts"].get(part), right["parts"].get(part)
         if a != b and part not in named:
+            named.add(part)
             differs.append({"factor": part, "left": a, "right": b})
+    for name in sorted(set(left["hashes"]) | set(right["hashes"])):
+        a, b = left["hashes"].get(name), right["hashes"].get(name)
+        if a != b and not named & _explaining(name, named):
+            differs.append({"factor": f"hash.{name}", "left": a, "right": b})
     return {
         "equal": left["hashes"] == right["hashes"],
         "left": left["hashes"],
         "right": right["hashes"],
         "differs": differs,
     }
+
+
+def _explaining(name: str, named: set[str]) -> set[str]:
+    """Of the parts named, those that a hash is made from."""
+    if name in ("env", "caches"):
+        return {"cache" if name == "caches" else name}
+    if name == "compile":
+        return named - {"cache"}
+    return named - {"cache", "env", *COMPILER_PARTS}
 
 
 def _matters(name: str, left: Mapping[str, str], right: Mapping[str, str]) -> bool:
@@ -129,7 +151,12 @@ def _matters(name: str, left: Mapping[str, str], right: Mapping[str, str]) -> bo
 
 
 def factors(arguments: list[str]) -> dict[str, Any]:
-    """What this process's environment and the arguments come to: hashes, parts and factors."""
+    """What this process's environment and the arguments come to: hashes, parts and factors.
+
+    A compiled graph is found by environment, configuration and the compiler's options: vLLM hashes
+    these options with the rest for its one artifact of a whole model, and on their own for the
+    graphs below any other (compilation/backends.py).
+    """
     from types import SimpleNamespace
 
     from vllm import envs
@@ -139,20 +166,86 @@ def factors(arguments: list[str]) -> dict[str, Any]:
 
     config = engine_config(arguments)
     environ = envs.compile_factors()
-    env_hash, config_hash, *rest = aot_compile_hash_factors(config)
-    autotune = flashinfer_autotune_cache_hash(SimpleNamespace(vllm_config=config))
-    both = hashlib.sha256(str([env_hash, config_hash, *rest]).encode()).hexdigest()
-    named: dict[str, str] = {f"env.{name}": shown(value) for name, value in environ.items()}
+    env_hash, config_hash, *_ = aot_compile_hash_factors(config)
     parts = {"env": hash_factors(environ)}
-    for field in dataclasses.fields(config):
-        part: Any = getattr(config, field.name)
-        compute = getattr(part, "compute_hash", None)
-        if callable(compute) and dataclasses.is_dataclass(part):
-            parts[field.name] = str(compute())
-            for name in hashed_fields(part):
-                named[f"{field.name}.{name}"] = shown(getattr(part, name, None))
-    hashes = {"compile": both, "env": env_hash, "config": config_hash, "autotune": autotune}
+    named: dict[str, str] = {f"env.{name}": shown(value) for name, value in environ.items()}
+    told = {**config_parts(config), **compiler_parts(), "cache": caches(config)}
+    for part, (digest, values) in told.items():
+        parts[part] = digest
+        named |= {f"{part}.{name}": shown(value) for name, value in values.items()}
+    compiled = [env_hash, config_hash, *(parts[part] for part in COMPILER_PARTS)]
+    hashes = {
+        "compile": _digest(compiled),
+        "env": env_hash,
+        "config": config_hash,
+        "autotune": flashinfer_autotune_cache_hash(SimpleNamespace(vllm_config=config)),
+        "caches": parts["cache"],
+    }
     return {"hashes": hashes, "parts": parts, "factors": named}
+
+
+def config_parts(config: Any) -> dict[str, Part]:
+    """Each part of vLLM's configuration that its hash reads, by the part's name."""
+    parts = {name: getattr(config, name) for name in hashed_fields(config)}
+    if getattr(config.compilation_config, "compile_mm_encoder", False):
+        # Hashed by the whole configuration, and by no part of it (config/vllm.py).
+        parts["multimodal_config"] = getattr(config.model_config, "multimodal_config", None)
+    found: dict[str, Part] = {}
+    for name, part in parts.items():
+        if part is None:
+            continue
+        if not callable(getattr(part, "compute_hash", None)):
+            found[name] = _digest(part), part if isinstance(part, dict) else {}
+            continue
+        fields = hashed_fields(part) if dataclasses.is_dataclass(part) else []
+        found[name] = str(part.compute_hash()), {key: getattr(part, key, None) for key in fields}
+    return found
+
+
+def compiler_parts() -> dict[str, Part]:
+    """The options of torch's compiler, as vLLM reads them for its hashes."""
+    from vllm.compilation.compiler_interface import get_inductor_factors
+
+    system, torch_key, inductor, functorch = get_inductor_factors()
+    options = {**inductor, "system": system, "torch": _digest(torch_key)}
+    return {
+        "inductor": (_digest([system, torch_key, inductor]), options),
+        "functorch": (_digest(functorch), functorch),
+    }
+
+
+def caches(config: Any) -> Part:
+    """Where this process would look for what was compiled or tuned, and what it would not look for.
+
+    Folders by the rules of their owners, links followed. Below vLLM's root unless said otherwise:
+    graphs (compilation/backends.py), DeepGEMM's kernels (utils/deep_gemm.py), FlashInfer's tactics.
+    """
+    from torch._inductor import config as inductor
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    from vllm import envs
+    from vllm.compilation.compiler_interface import is_compile_cache_enabled
+
+    environ, compilation, root = os.environ, config.compilation_config, Path(envs.VLLM_CACHE_ROOT)
+    triton = Path(environ.get("TRITON_HOME", os.path.expanduser("~"))) / ".triton" / "cache"  # noqa: PTH111
+    folders = {
+        "vllm": root,
+        "compile": compilation.cache_dir or root / "torch_compile_cache",
+        "inductor": environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()),
+        "triton": environ.get("TRITON_CACHE_DIR", triton),
+        "deep_gemm": environ.get("DG_JIT_CACHE_DIR") or root / "deep_gemm",
+        "autotune": autotune.root(environ),
+    }
+    with contextlib.suppress(Exception):  # not installed, or not for this machine
+        workspace = importlib.import_module("flashinfer.jit.env").FLASHINFER_WORKSPACE_DIR
+        folders["flashinfer"] = workspace
+        folders["autotune"] = autotune.device_folder(autotune.root(environ), environ, workspace)
+    found: dict[str, Any] = {name: os.path.realpath(folder) for name, folder in folders.items()}
+    found["compile_enabled"] = bool(is_compile_cache_enabled(compilation.inductor_compile_config))
+    found["inductor_graphs"] = inductor.fx_graph_cache
+    found["inductor_autotune"] = inductor.autotune_local_cache
+    skips = envs.VLLM_FLASHINFER_AUTOTUNE_SKIP_OPS  # none said: vLLM's own; an empty list: none
+    found["autotune_skips"] = None if skips is None else sorted(skips)
+    return _digest(found), found
 
 
 def engine_config(arguments: list[str]) -> Any:
@@ -183,6 +276,13 @@ def hashed_fields(part: Any) -> list[str]:
         if after != before:
             found.append(field.name)
     return found
+
+
+def _digest(value: Any) -> str:
+    """sha256 of a value's text: the same in each process for what the parts hold."""
+    with contextlib.suppress(TypeError, ValueError):
+        value = json.dumps(value, sort_keys=True, default=_plain)
+    return hashlib.sha256(str(value).encode()).hexdigest()
 
 
 def shown(value: Any) -> str:

@@ -57,6 +57,46 @@ def test_a_part_without_a_field_that_differs_is_named_itself() -> None:
     assert found["differs"] == [{"factor": "kernel", "left": "1", "right": "2"}]
 
 
+@pytest.mark.parametrize(
+    ("hashes", "parts", "named"),
+    [
+        (["compile"], [], ["hash.compile"]),
+        (["compile", "config"], ["env"], ["env", "hash.config"]),
+        (["compile", "env"], ["model"], ["model", "hash.env"]),
+        (["compile", "env", "config"], ["env", "model"], ["env", "model"]),
+        (["compile"], ["inductor"], ["inductor"]),
+        (["compile", "autotune"], ["inductor"], ["hash.autotune", "inductor"]),
+        (["compile", "caches"], ["cache"], ["cache", "hash.compile"]),
+        (["caches"], [], ["hash.caches"]),
+    ],
+)
+def test_no_hash_differs_without_a_factor(
+    hashes: list[str], parts: list[str], named: list[str]
+) -> None:
+    def side(value: str) -> dict[str, Any]:
+        changed = {"hashes": hashes, "parts": parts}
+        return {"factors": {}, **{key: dict.fromkeys(of, value) for key, of in changed.items()}}
+
+    found = preflight.compare(side("left"), side("right"))
+    assert not found["equal"]
+    assert sorted(item["factor"] for item in found["differs"]) == sorted(named)
+    assert {(item["left"], item["right"]) for item in found["differs"]} == {("left", "right")}
+
+
+def test_equal_hashes_with_caches_elsewhere_are_not_equal() -> None:
+    sides = [
+        {
+            "hashes": {"compile": "a", "caches": folder},
+            "parts": {"cache": folder},
+            "factors": {"cache.vllm": folder, "cache.triton": "/t"},
+        }
+        for folder in ("/one", "/two")
+    ]
+    found = preflight.compare(*sides)
+    assert not found["equal"]
+    assert found["differs"] == [{"factor": "cache.vllm", "left": "/one", "right": "/two"}]
+
+
 @dataclass
 class Part:
     counts: int = 1
@@ -160,6 +200,8 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "plugins": {"command": SERVE, "env": {**MAP_A, "VLLM_PLUGINS": None}},
     "tokens": {"command": [*SERVE, "--max-num-batched-tokens", "1024"], "env": MAP_A},
     "dtype": {"command": [*SERVE, "--dtype", "float32"], "env": MAP_A},
+    "elsewhere": {"command": SERVE, "env": {**MAP_A, "TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}},
+    "options": {"command": SERVE, "env": {**MAP_A, "TORCHINDUCTOR_MAX_AUTOTUNE": "1"}},
 }
 
 
@@ -218,3 +260,73 @@ def test_what_makes_a_cold_boot_is_named(
     assert {"factor": factor, "left": left, "right": right} in found["differs"]
     assert (found["left"]["env"] == found["right"]["env"]) == (name != "plugins")
     assert (found["left"]["autotune"] == found["right"]["autotune"]) == (name == "plugins")
+
+
+@pytest.mark.hook
+def test_folders_and_options_of_the_compiler_are_those_of_the_launch(
+    answers: dict[str, dict[str, Any]],
+) -> None:
+    elsewhere, options = answers["elsewhere"], answers["options"]
+    assert not elsewhere["equal"]
+    assert elsewhere["left"]["compile"] == elsewhere["right"]["compile"]
+    assert [item["factor"] for item in elsewhere["differs"]] == ["cache.inductor"]
+    assert elsewhere["differs"][0]["right"] == '"/elsewhere"'
+    assert not options["equal"]
+    assert {"factor": "inductor.max_autotune", "left": "false", "right": "true"} in options[
+        "differs"
+    ]
+
+
+BELOW_ROOT = ["cache.autotune", "cache.compile", "cache.deep_gemm", "cache.vllm"]
+NAMED: dict[str, list[str]] = {
+    "nothing": [],
+    "home": [*BELOW_ROOT, "cache.triton"],
+    "xdg": BELOW_ROOT,
+    "empty xdg": BELOW_ROOT,
+    "vllm": BELOW_ROOT,
+    "same by another name": [],
+    "autotune": ["cache.autotune"],
+    "skipped": ["cache.autotune_skips"],
+    "none skipped": ["cache.autotune_skips"],
+    "inductor": ["cache.inductor"],
+    "triton": ["cache.triton"],
+    "triton home": ["cache.triton"],
+    "deep gemm": ["cache.deep_gemm"],
+    "two": ["cache.triton", "env.VLLM_PLUGINS"],
+    "compile": ["cache.compile"],
+    "additional": ["additional_config.a"],
+    "encoder": ["compilation_config.compile_mm_encoder"],
+    "max autotune": ["inductor.max_autotune"],
+    "no graph cache": ["cache.inductor_graphs"],
+    "no caches": ["cache.compile_enabled"],
+    "functorch": ["functorch.functionalize_rng_ops"],
+    "unnamed": ["hash.compile", "hash.config"],
+    "multimodal": ["multimodal_config.mm_encoder_attn_dtype"],
+    "multimodal, not compiled": [],
+    "another device": ["cache.autotune", "cache.flashinfer"],
+    "another workspace": ["cache.flashinfer"],
+    "max autotune, mega artifact": ["inductor.max_autotune"],
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    script = Path(__file__).with_name("preflight_cases.py")
+    work = tmp_path_factory.mktemp("work").resolve()
+    done = subprocess.run(
+        [PYTHON, str(script), str(HOOK), str(MODEL), str(work)],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == NAMED.keys()
+    return found
+
+
+@pytest.mark.hook
+@pytest.mark.parametrize("name", NAMED)
+def test_one_difference_is_one_reason(cases: dict[str, dict[str, Any]], name: str) -> None:
+    found = cases[name]
+    assert [item["factor"] for item in found["differs"]] == sorted(NAMED[name]), found
+    assert found["equal"] == (not NAMED[name])
+    assert all(item["left"] != item["right"] for item in found["differs"])
