@@ -230,7 +230,7 @@ class Session:
             self._fail(error, "CountFailed")
         self._warm = True
         try:
-            self.autotune.look()
+            self.autotune.look(self.runner)
         except Exception:
             env.logger.warning("expertmaps: no evidence of the autotuner", exc_info=True)
         self.status.ready()
