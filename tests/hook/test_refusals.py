@@ -14,7 +14,7 @@ import pytest
 from tests.hook import test_engine as engines
 from tests.hook import test_v2 as second
 
-pytestmark = [pytest.mark.hook, pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.hook, pytest.mark.full]
 
 ANSWERS = {"texts": second.TEXTS[:2], "params": {"max_tokens": 8, "logprobs": 2}}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -31,7 +31,9 @@ def cases_of(script: str, work: Path) -> list[str]:
     return cases
 
 
-def test_triton_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", ["18", pytest.param("60", marks=pytest.mark.full)])
+def test_triton_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: str) -> None:
+    monkeypatch.setenv("SPLIT_EXAMPLES", examples)
     assert len(cases_of("split_cases.py", tmp_path / "work")) == 12
 
 
