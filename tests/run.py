@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,17 +28,15 @@ LINT = (
 )
 BROWSER = (sys.executable, "-m", "tests.report.install")
 MARKS = {
-    "unit": "not api and not hook and not e2e",
-    "api": "api",
-    "hook": "hook and not full",
-    "e2e": "e2e and not full",
-    "full": "full",
+    "unit": ("not api and not hook and not e2e",),
+    "api": ("api",),
+    # Engines boot one at a time; beside them run the tests that need torch alone.
+    "hook": ("hook and engine and not full", "hook and not engine and not full"),
+    "e2e": ("e2e and not full",),
+    "full": ("full",),
 }
-WORKERS = {
-    "unit": ("-n", "auto", "--dist", "loadfile"),
-    # One process at a time boots engines; beside it run the tests that need torch alone.
-    "hook": ("-n", "2", "--dist", "loadgroup"),
-}
+"""What each stage runs; more than one at the same time."""
+WORKERS = {"unit": ("-n", "auto", "--dist", "loadfile")}
 CLUSTER = ("install", "build", "vllm", "up", "images")
 
 
@@ -77,14 +76,35 @@ def prepare(stage: str, env: dict[str, str]) -> int:
 
 def tests(stage: str, env: dict[str, str]) -> tuple[int, int]:
     """(passed, failed) of one stage; a stage that could not start counts as one failure."""
-    report = WORK / f"{stage}.xml"
-    report.unlink(missing_ok=True)
     if prepare(stage, env):
         return 0, 1
     if stage == "unit":
         run(BROWSER, env)  # without a browser its tests fail, and the others still run
-    pytest = (sys.executable, "-m", "pytest", "-q", "-m", MARKS[stage], f"--junitxml={report}")
-    code = run((*pytest, *WORKERS.get(stage, ()), "--durations=5"), env)
+    first, *others = MARKS[stage]
+    with ThreadPoolExecutor() as pool:
+        beside = [
+            pool.submit(part, f"{stage}{place}", marks, env, WORK / f"{stage}{place}.log")
+            for place, marks in enumerate(others, 2)
+        ]
+        results = [part(stage, first, env), *(item.result() for item in beside)]
+    for place in range(2, len(MARKS[stage]) + 1):
+        print((WORK / f"{stage}{place}.log").read_text(), flush=True)
+    return sum(good for good, _ in results), sum(bad for _, bad in results)
+
+
+def part(name: str, marks: str, env: dict[str, str], log: Path | None = None) -> tuple[int, int]:
+    """(passed, failed) of one pytest, which writes to a log or through."""
+    report = WORK / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    pytest = (sys.executable, "-m", "pytest", "-q", "-m", marks, f"--junitxml={report}")
+    command = (*pytest, *WORKERS.get(name, ()), "--durations=5")
+    if log is None:
+        code = run(command, env)
+    else:
+        with log.open("w") as file:
+            code = subprocess.run(
+                command, cwd=ROOT, env=env, check=False, stdout=file, stderr=subprocess.STDOUT
+            ).returncode
     if not report.exists():
         return 0, 1
     suite = ElementTree.parse(report).getroot().find("testsuite")

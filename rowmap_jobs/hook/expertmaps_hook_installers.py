@@ -63,7 +63,7 @@ KERNELS: dict[str, Kernel] = {
 }
 """By the name of vLLM's class. A subclass is another kernel."""
 
-HARDWARE = {"X86CPUUnquantizedExperts": "x86-64 CPU"}
+HARDWARE = {"CPUUnquantizedExperts": "x86-64 CPU"}
 """Kernel class to the hardware that this hook was run on with it. Others ran without theirs: on
 stand-ins or in Triton's interpreter."""
 

@@ -19,7 +19,7 @@ import pytest
 from rowmap_jobs.formats import status as contract
 from tests.hook.test_server import PROMPT, SERVE, Server
 
-pytestmark = [pytest.mark.hook, pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.hook, pytest.mark.engine]
 
 TOP_K = 4
 

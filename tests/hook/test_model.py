@@ -232,14 +232,14 @@ def test_an_installer_refuses_a_layer_it_cannot_split(monkeypatch: pytest.Monkey
 
 
 def test_the_status_says_for_each_kernel_where_it_was_run() -> None:
-    class X86CPUUnquantizedExperts:
+    class CPUUnquantizedExperts:
         pass
 
     class MarlinExperts:
         pass
 
     items = [layer(number) for number in range(3)]
-    kinds = (MarlinExperts, X86CPUUnquantizedExperts, MarlinExperts)
+    kinds = (MarlinExperts, CPUUnquantizedExperts, MarlinExperts)
     for item, kind in zip(items, kinds, strict=True):
         item.container.quant_method.moe_kernel.fused_experts = kind()
     found = [
@@ -247,7 +247,7 @@ def test_the_status_says_for_each_kernel_where_it_was_run() -> None:
         for wire in installers.wire_kernels(item.container for item in items)
     ]
     assert [(use.name, use.layers, use.ran_on) for use in found] == [
-        ("MarlinExperts", 2, None), ("X86CPUUnquantizedExperts", 1, "x86-64 CPU"),
+        ("MarlinExperts", 2, None), ("CPUUnquantizedExperts", 1, "x86-64 CPU"),
     ]  # fmt: skip
 
 

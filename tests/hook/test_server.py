@@ -21,7 +21,7 @@ import pytest
 from rowmap_jobs.formats import status as contract
 from rowmap_jobs.hook import manifest
 
-pytestmark = [pytest.mark.hook, pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.hook, pytest.mark.engine]
 
 PYTHON = os.environ.get(
     "EXPERTMAPS_VLLM_PYTHON", "/var/cache/expertmaps/vllm-0.32.0/venv/bin/python"

@@ -19,7 +19,7 @@ import pytest
 from rowmap_jobs.formats import rowmap
 from tests.hook import test_engine as engines
 
-pytestmark = [pytest.mark.hook, pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.hook, pytest.mark.engine]
 
 RIG = Path(__file__).parent / "interpreter"
 SOURCE = inspect.getsource(textwrap)
