@@ -247,7 +247,7 @@ def test_the_status_says_for_each_kernel_where_it_was_run() -> None:
         for wire in installers.wire_kernels(item.container for item in items)
     ]
     assert [(use.name, use.layers, use.ran_on) for use in found] == [
-        ("MarlinExperts", 2, None), ("CPUUnquantizedExperts", 1, "x86-64 CPU"),
+        ("CPUUnquantizedExperts", 1, "x86-64 CPU"), ("MarlinExperts", 2, None),
     ]  # fmt: skip
 
 
