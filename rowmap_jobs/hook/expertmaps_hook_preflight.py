@@ -311,6 +311,9 @@ def main(arguments: list[str]) -> int:
         found = factors(json.load(sys.stdin))
         sys.stdout.write(f"\n{ANSWER}{json.dumps(found)}\n")
         return 0
+    if arguments in (["-h"], ["--help"]):
+        sys.stdout.write(__doc__ or "")
+        return 0
     try:
         if len(arguments) != 2:
             raise HookError("LaunchInvalid", f"found {len(arguments)} files, expected 2")

@@ -7,6 +7,7 @@ comes back (`expertmaps_hook_positions.Ledger.add`), and in where the draft mode
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,13 @@ V1, V2 = "v1", "v2"
 def runner_name(worker: Any) -> str:
     """Which model runner a worker has."""
     return V2 if getattr(worker, "use_v2_model_runner", False) else V1
+
+
+def device_kind(runner: Any) -> str:
+    """`cpu`, `cuda`, or what else the engine runs on; torch calls ROCm's devices cuda, too."""
+    kind, torch = str(runner.device.type), sys.modules.get("torch")
+    rocm = getattr(getattr(torch, "version", None), "hip", None) is not None
+    return "rocm" if kind == "cuda" and rocm else kind
 
 
 def batch_order(runner: Any, name: str) -> list[str]:

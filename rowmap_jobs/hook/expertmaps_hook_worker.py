@@ -113,7 +113,7 @@ class Session:
     def _hook(self, shapes: dict[int, list[Any]]) -> None:
         config, loaded = self.worker.vllm_config, self.runner.get_model()
         layers = model.find_layers(loaded)
-        model.check_layers(layers, self.runner.device.type)
+        model.check_layers(layers, runners.device_kind(self.runner))
         layers = model.on_device(layers, self.runner.device.type)
         shape = model.model_shape(layers, model.draft_layers(self.runner, layers))
         fingerprint = model.fingerprint(config, layers, shapes)

@@ -183,6 +183,11 @@ def test_the_environment_is_this_ones_with_the_launchs_changes() -> None:
     assert found == {"A": "2", "NEW": "3", "KEPT": "y", hook.OWNER_MARK: "preflight"}
 
 
+def test_help_says_what_a_launch_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight.main(["--help"]) == 0
+    assert '{"command": ["vllm", "serve", ...]' in capsys.readouterr().out
+
+
 def test_values_are_one_short_line() -> None:
     assert preflight.shown({"b": {2, 1}, "a": None}) == '{"a": null, "b": ["1", "2"]}'
     assert preflight.shown(object()) == '"object"'

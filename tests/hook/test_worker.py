@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,19 @@ def test_a_worker_without_a_session_says_why(
     assert found.error is not None
     assert (found.phase, found.error.reason) == ("Failed", "HookFailed")
     assert "no home" in found.error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "hip", "expected"),
+    [("cpu", None, "cpu"), ("cuda", None, "cuda"), ("cuda", "6.4", "rocm"), ("xpu", None, "xpu")],
+)
+def test_rocm_is_not_taken_for_cuda(
+    monkeypatch: pytest.MonkeyPatch, kind: str, hip: str | None, expected: str
+) -> None:
+    torch = SimpleNamespace(version=SimpleNamespace(hip=hip))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    runner = SimpleNamespace(device=SimpleNamespace(type=kind))
+    assert worker_module.runners.device_kind(runner) == expected
 
 
 def test_an_unusable_setting_is_reported(start: Any) -> None:
