@@ -1,14 +1,19 @@
 """How much throughput a lane loses to the hook: paired windows on the small model.
 
-    python -m tests.bench.bench_hook_throughput [--blocks 40] [--requests 8] [--tokens 32]
+    python -m tests.bench.bench_hook_throughput [--rounds 5] [--blocks 8] [--requests 8]
+        [--tokens 32]
 
-Boots four vLLMs (un-hooked; hook mounted with mode off; a map in force that keeps every row hot;
-counting), each on one CPU thread, and gives them turns: in a block the un-hooked engine and a
-hooked one run a window each in the order A B B A, so that what drifts with time hits both. Only
-one engine runs at any moment. A window is the same greedy decode of `--requests` prompts. The loss
-of a block is 1 - (un-hooked / hooked), in CPU seconds per token and in wall clock. Prints JSON: the
-median of the blocks, its 95% bootstrap interval, all blocks, and whether the answers were the same
-bits. Bars: 3% idle and all-hot, 10% counting.
+Boots five vLLMs (un-hooked twice; hook mounted with mode off; a map in force that keeps every row
+hot; counting), each on one CPU thread, and gives them turns: in a block the un-hooked engine and
+another one run a window each in the order A B B A, so that what drifts with time hits both. Only
+one engine runs at any moment. A window is the same greedy decode of `--requests` prompts. Where a
+process's memory lies makes it faster or slower for its whole life, so each round boots all of them
+anew, in another order; the second un-hooked one (`same`) shows how much of a loss is chance.
+
+The loss of a block is 1 - (rate of the other / rate of the un-hooked), by tokens per CPU second and
+per second. Prints JSON: the median over rounds of their median blocks, its 95% interval (rounds
+drawn again, then their blocks), all blocks, and whether the answers were the same bits. Bars: 3%
+idle and all-hot, 10% counting.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ from rowmap_jobs.formats import status as contract
 from tests.hook.turns import Engine
 
 BARS = {"idle": 0.03, "all-hot": 0.03, "count": 0.10}
+SAME = "same"
+ORDER = ("plain", "idle", "all-hot", "count", SAME)
 RESAMPLES = 2000
 
 
@@ -58,67 +65,94 @@ def loss(plain: list[dict[str, Any]], hooked: list[dict[str, Any]], key: str) ->
     return 1 - rates[1] / rates[0]
 
 
-def summary(losses: list[float]) -> dict[str, Any]:
-    """Median and its bootstrap interval."""
+def summary(rounds: list[list[float]]) -> dict[str, Any]:
+    """Median over rounds of their medians, and its bootstrap interval."""
     chance = random.Random(0)
-    drawn = sorted(
-        statistics.median(chance.choices(losses, k=len(losses))) for _ in range(RESAMPLES)
-    )
+
+    def again() -> float:
+        drawn = chance.choices(rounds, k=len(rounds))
+        return statistics.median(
+            statistics.median(chance.choices(blocks, k=len(blocks))) for blocks in drawn
+        )
+
+    drawn = sorted(again() for _ in range(RESAMPLES))
     low, high = drawn[RESAMPLES // 40], drawn[-RESAMPLES // 40]
     return {
-        "median": round(statistics.median(losses), 4),
+        "median": round(statistics.median(map(statistics.median, rounds)), 4),
         "interval95": [round(low, 4), round(high, 4)],
-        "blocks": [round(value, 4) for value in losses],
+        "rounds": [[round(value, 4) for value in blocks] for blocks in rounds],
     }
 
 
-def compare(plain: Engine, hooked: dict[str, Engine], blocks: int) -> dict[str, dict[str, Any]]:
-    """Blocks of A B B A for each hooked engine in turn."""
-    for engine in (plain, *hooked.values()):
+def compare(
+    plain: Engine, others: dict[str, Engine], blocks: int
+) -> dict[str, dict[str, list[float]]]:
+    """Losses in blocks of A B B A for each other engine in turn."""
+    for engine in (plain, *others.values()):
         engine.window()  # warm
-    found: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "seconds": []} for name in hooked}
+    found: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "seconds": []} for name in others}
     for _ in range(blocks):
-        for name, engine in hooked.items():
+        for name, engine in others.items():
             turns = [plain.window(), engine.window(), engine.window(), plain.window()]
             for key, values in found[name].items():
                 values.append(loss([turns[0], turns[3]], [turns[1], turns[2]], key))
-    return {
-        name: {key: summary(values) for key, values in by_key.items()}
-        for name, by_key in found.items()
-    }
+    return found
 
 
-def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    size = (args.requests, args.tokens)
+def a_round(
+    folder: Path, args: argparse.Namespace, place: int
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
+    """Losses and answers of engines that are booted for this round alone."""
+    envs = {
+        "plain": None, SAME: None, "idle": {"EXPERTMAPS_MODE": "off"},
+        "count": {"EXPERTMAPS_MODE": "count"},
+        "all-hot": {
+            "EXPERTMAPS_MODE": "serve", "EXPERTMAPS_MAP": str(folder.parent / "map.json"),
+        },
+    }  # fmt: skip
     engines: dict[str, Engine] = {}
     try:
-        plain = engines["plain"] = Engine(folder / "plain", size, None)
-        engines["count"] = Engine(folder / "count", size, {"EXPERTMAPS_MODE": "count"})
-        every_row_hot(
-            contract.HookStatus.from_wire(engines["count"].status, "count"), folder / "map.json"
-        )
-        engines["idle"] = Engine(folder / "idle", size, {"EXPERTMAPS_MODE": "off"})
-        serve = {"EXPERTMAPS_MODE": "serve", "EXPERTMAPS_MAP": str(folder / "map.json")}
-        engines["all-hot"] = Engine(folder / "hot", size, serve)
+        turn = place % len(ORDER)
+        for name in ORDER[turn:] + ORDER[:turn]:
+            size = (args.requests, args.tokens)
+            engines[name] = Engine(folder / name, size, envs[name])
         said = {name: engine.status or {} for name, engine in engines.items()}
         failed = {name: found["error"] for name, found in said.items() if "error" in found}
         if failed:
             raise RuntimeError(f"the hook gave up: {failed}")
-        found = compare(plain, {name: engines[name] for name in BARS}, args.blocks)
-        answers = {name: engine.end() for name, engine in engines.items()}
+        others = {name: engines[name] for name in (SAME, *BARS)}
+        found = compare(engines["plain"], others, args.blocks)
+        return found, {name: engine.end() for name, engine in engines.items()}
     finally:
         for engine in engines.values():
             engine.kill()
+
+
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    counting = Engine(folder / "map", (1, 1), {"EXPERTMAPS_MODE": "count"})
+    try:
+        status = contract.HookStatus.from_wire(counting.status, "count")
+        every_row_hot(status, folder / "map.json")
+    finally:
+        counting.kill()
+    rounds = [a_round(folder / str(place), args, place) for place in range(args.rounds)]
+    found: dict[str, Any] = {
+        name: {
+            key: summary([losses[name][key] for losses, _ in rounds]) for key in ("cpu", "seconds")
+        }
+        for name in (SAME, *BARS)
+    }
     for name, bar in BARS.items():
         found[name]["bar"] = bar
         found[name]["within"] = found[name]["cpu"]["median"] <= bar
-        found[name]["sameBits"] = answers[name] == answers["plain"]
+        found[name]["sameBits"] = all(said[name] == said["plain"] for _, said in rounds)
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)
     args = parser.parse_args()
