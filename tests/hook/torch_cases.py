@@ -202,17 +202,22 @@ def all_hot_and_all_cold() -> None:
         residency.undo()
 
 
+def refused(residency: rehome.Residency, reason: str, words: str = "", check: Any = probe) -> None:
+    """A move that must fail, by reason and words of its message."""
+    try:
+        residency.move(check)
+    except env.HookError as failure:
+        assert failure.reason == reason and words in failure.message, failure
+    else:
+        raise AssertionError("it moved")
+
+
 def rolled_back(reason: str, tier: str = "overlay", check: Any = probe) -> None:
     """A failure in the second layer puts the first one back."""
     found = layers()
     before = everything(found)
     residency = rehome.Residency(found, HOT, WORK, tier)
-    try:
-        residency.move(check)
-    except env.HookError as failure:
-        assert failure.reason == reason, failure
-    else:
-        raise AssertionError("it moved")
+    refused(residency, reason, check=check)
     assert same(before, everything(found))
     for item in found:
         for tensor in item.tensors().values():
@@ -240,11 +245,7 @@ def an_undo_without_memory_leaves_rows_where_they_can_be_read() -> None:
         return []
 
     try:
-        residency.move(failing)
-    except env.HookError as failure:
-        assert failure.reason == "RehomeFailed" and "no kernel" in failure.message, failure
-    else:
-        raise AssertionError("it moved")
+        refused(residency, "RehomeFailed", "no kernel", failing)
     finally:
         torch.empty = original
     assert len(calls) == 2
@@ -303,12 +304,7 @@ def a_row_in_the_wrong_place_is_seen() -> None:
         found = layers()
         residency = rehome.Residency(found, HOT, WORK, "overlay")
         before = everything(found)
-        try:
-            residency.move(probe)
-        except env.HookError as failure:
-            assert failure.reason == "RowsChanged" and "rows [0]" in failure.message, failure
-        else:
-            raise AssertionError("it moved")
+        refused(residency, "RowsChanged", "rows [0]")
         assert same(before, everything(found))
     finally:
         pages.Libc.protect = original  # type: ignore[method-assign]
