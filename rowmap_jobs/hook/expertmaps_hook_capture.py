@@ -55,17 +55,21 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written = 0
-        self.failed = 0
-        """Results that could not be written, as on a full disk."""
+        self._lost = self._turned_away = 0  # one is the writer's own thread's, one its caller's
         self._queue: queue.Queue[tuple[str, Snapshot, positions.Tracked] | tuple[str, str] | None]
         self._queue = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="expertmaps-writer", daemon=True)
         make_folder(folder)
         self._thread.start()
 
+    @property
+    def failed(self) -> int:
+        """Results that could not be written, as on a full disk."""
+        return self._lost + self._turned_away
+
     def put(self, transcript: str, snapshot: Snapshot, tracked: positions.Tracked) -> None:
         if self._queue.qsize() >= MAX_QUEUED:
-            self.failed += 1
+            self._turned_away += 1
             self.put_skip(transcript, WRITE_FAILED)
         else:
             self._queue.put((transcript, snapshot, tracked))
@@ -92,7 +96,7 @@ class Writer:
 
     def _write_failed(self, transcript: str) -> None:
         """Say that counts are lost, where a few bytes still have room: no reader then waits."""
-        self.failed += 1
+        self._lost += 1
         try:
             self._write_skip(transcript, WRITE_FAILED)
         except OSError:

@@ -214,12 +214,20 @@ def state(kube: Kube, name: str = LANE) -> tuple[str, str, str]:
     )
 
 
-def until(kube: Kube, wanted: tuple[str, str, str], seconds: float = 180) -> None:
-    """Wait for a state of the lane."""
+def last_rollout(kube: Kube) -> str:
+    """Id of the lane's newest rollout."""
+    status = (kube.get("lane", LANE) or {}).get("status") or {}
+    return str((status.get("rollout") or {}).get("id", ""))
+
+
+def until(
+    kube: Kube, wanted: tuple[str, str, str], seconds: float = 180, after: str | None = None
+) -> None:
+    """Wait for a state of the lane; where it is in that state now, by a rollout `after` this id."""
 
     def look() -> tuple[bool, str]:
-        seen = state(kube)
-        return seen == wanted, str(seen)
+        seen, newest = state(kube), last_rollout(kube)
+        return seen == wanted and newest != after, f"{seen}, rollout {newest}"
 
     kube.until(f"lane {LANE} is {wanted}", look, seconds, every=0.5)
 

@@ -83,11 +83,11 @@ def test_adoption_goes_pod_by_pod_once_a_change_of_the_spec_ends_the_hold(lane: 
     ],
 )
 def test_a_failing_pod_brings_the_last_map_back(lane: Kube, fault: str, reason: str) -> None:
-    before = stubs.pods(lane)
+    before, last = stubs.pods(lane), stubs.last_rollout(lane)
     stubs.break_map(lane, "q", fault)
     with fewest_ready(lane) as ready:
         stubs.switch(lane, "q")
-        stubs.until(lane, ("stub-a", SERVING, "RolledBack"), 300)
+        stubs.until(lane, ("stub-a", SERVING, "RolledBack"), 300, after=last)
     assert min(ready) >= REPLICAS - 1
     after = stubs.pods(lane)
     assert set(after.values()) == {stubs.digest(lane, "a")}
@@ -108,8 +108,9 @@ def test_a_failing_pod_brings_the_last_map_back(lane: Kube, fault: str, reason: 
 def test_the_map_is_tried_again_when_the_hold_is_over(lane: Kube) -> None:
     stubs.edit(lane, rollback={"holdDuration": "20s"})
     stubs.break_map(lane, "q", "hook-error")
+    last = stubs.last_rollout(lane)
     stubs.switch(lane, "q")
-    stubs.until(lane, ("stub-a", SERVING, "RolledBack"))
+    stubs.until(lane, ("stub-a", SERVING, "RolledBack"), after=last)
     stubs.mend(lane)
     stubs.until(lane, ("stub-q", SERVING, "Verified"))
     states = [one["state"] for one in (lane.get("lane", stubs.LANE) or {})["status"]["history"]]

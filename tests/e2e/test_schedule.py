@@ -47,6 +47,7 @@ def test_the_next_run_follows_the_traffic_and_only_a_better_map_moves_the_lane(l
     assert accepted(lane) == first
     assert condition(lane.get("em", MAP), "Fresh")["status"] == "True"
 
+    before = stubs.last_rollout(lane)
     upload(lane, "q")
 
     def moved() -> tuple[bool, str]:
@@ -54,7 +55,7 @@ def test_the_next_run_follows_the_traffic_and_only_a_better_map_moves_the_lane(l
         return found["digest"] != first["digest"], str(condition(lane.get("em", MAP), "Accepted"))
 
     lane.until("the new mix has its map", moved, 240)
-    stubs.until(lane, (CLASS, "True/LaneServing", "Verified"), 240)
+    stubs.until(lane, (CLASS, "True/LaneServing", "Verified"), 240, after=before)
     second = accepted(lane)
     active = (lane.get("lane", stubs.LANE) or {})["status"]["active"]["digest"]
     assert active == second["digest"]
