@@ -1,7 +1,8 @@
-"""A memory cgroup of one's own, version 1 or 2, that a process enters and that is then limited."""
+"""Memory cgroups, version 1 or 2: one that a process enters and is then limited, or a pod's."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -14,20 +15,30 @@ FILES = {
 
 
 class Group:
-    """Raises OSError where this machine gives no memory cgroup."""
+    """A group that is there: a pod's, for one."""
 
-    def __init__(self, name: str) -> None:
-        for folder in FOLDERS:
-            version = 1 if (folder / "memory.limit_in_bytes").exists() else 2
-            if version == 1 or "memory" in _words(folder / "cgroup.subtree_control"):
-                break
-        else:
-            raise OSError("no memory controller below /sys/fs/cgroup")
-        self.version, self.folder = version, folder / name
-        self._limit, self._usage, self._anonymous = FILES[version]
-        self.folder.mkdir()
-        if version == 2 and (self.folder / "memory.swap.max").exists():
-            (self.folder / "memory.swap.max").write_text("0")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.version = 1 if (folder / "memory.limit_in_bytes").exists() else 2
+        self._limit, self._usage, self._anonymous = FILES[self.version]
+
+    @classmethod
+    def make(cls, name: str) -> Group:
+        """A new group without swap. Raises OSError where this machine gives no memory cgroup."""
+        folder = _root() / name
+        folder.mkdir()
+        group = cls(folder)
+        if group.version == 2 and (folder / "memory.swap.max").exists():
+            (folder / "memory.swap.max").write_text("0")
+        return group
+
+    @classmethod
+    def of_pod(cls, uid: str) -> Group:
+        """The group of a pod on this machine, by the pod's uid. Raises OSError without it."""
+        found = next((path for path in _root().rglob(f"*pod{uid}*") if path.is_dir()), None)
+        if found is None:
+            raise OSError(f"no memory cgroup of pod {uid}")
+        return cls(found)
 
     def enter(self) -> None:
         """Move the calling process in; what it allocates from now on is charged here."""
@@ -49,8 +60,24 @@ class Group:
                 return int(value)
         raise OSError(f"{self.folder}: no {self._anonymous} in memory.stat")
 
+    def reclaim(self) -> None:
+        """Evict what can be evicted: file pages, where there is no swap."""
+        if self.version == 1:
+            (self.folder / "memory.force_empty").write_text("0")
+            return
+        with contextlib.suppress(OSError):  # told when it was less than was asked for
+            (self.folder / "memory.reclaim").write_text(str(self.usage()))
+
     def remove(self) -> None:
         self.folder.rmdir()
+
+
+def _root() -> Path:
+    for folder in FOLDERS:
+        old = (folder / "memory.limit_in_bytes").exists()
+        if old or "memory" in _words(folder / "cgroup.subtree_control"):
+            return folder
+    raise OSError("no memory controller below /sys/fs/cgroup")
 
 
 def _words(path: Path) -> list[str]:

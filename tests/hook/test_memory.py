@@ -10,47 +10,31 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rowmap_jobs.formats import rowmap
 from rowmap_jobs.formats import status as contract
-from tests.hook import memory_group, skewed_size
-from tests.hook.serving import MODEL, PYTHON
+from tests.hook import memory_group, skewed_maps, skewed_size
 from tests.hook.turns import Engine
 
 pytestmark = [pytest.mark.hook, pytest.mark.full]
 
-HERE = Path(__file__).parent
 SIZE = (4, 8)
 WINDOWS = 3
-HOT = 16
-COLD_PART = 0.15
-"""Share of the cold bytes that the limit leaves room for."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("memory")
-    model = folder / "model"
-    subprocess.run([PYTHON, str(HERE / "skewed.py"), str(MODEL), str(model)], check=True)
-    lock = subprocess.Popen(["flock", "/tmp/vllm.lock", "cat"], stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, text=True)  # fmt: skip
-    assert lock.stdin is not None and lock.stdout is not None
-    lock.stdin.write("held\n")
-    lock.stdin.flush()
-    lock.stdout.readline()
+    skewed_maps.write_model(folder / "model")
     try:
-        yield measure(folder)
+        with skewed_maps.alone():
+            yield measure(folder)
     finally:
-        lock.stdin.close()
-        lock.wait()
         for path in folder.glob("model/*"):
             path.unlink()
 
@@ -66,9 +50,11 @@ def measure(folder: Path) -> dict[str, Any]:
         counting.kill()
     said = contract.HookStatus.from_wire(counting.status, "count")
     results = {"plain": lane(folder / "plain", model, None)}
-    for name, order in orders(said, folder / "count").items():
+    written = folder / "count" / "run" / "transcripts"
+    counts = [skewed_maps.counted(written / f"w{index}.npz") for index in range(SIZE[0])]
+    for name, order in skewed_maps.orders(said, counts).items():
         path = folder / f"{name}.json"
-        path.write_bytes(made(said, order).to_bytes())
+        path.write_bytes(skewed_maps.made(said, order).to_bytes())
         env = {"EXPERTMAPS_MODE": "serve", "EXPERTMAPS_MAP": str(path)}
         results[name] = lane(folder / name, model, env)
     report = {
@@ -79,42 +65,12 @@ def measure(folder: Path) -> dict[str, Any]:
     return results
 
 
-def orders(said: contract.HookStatus, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Experts of each layer, hottest first: by position, and by what was counted."""
-    counts = []
-    for index in range(SIZE[0]):
-        path = folder / "run" / "transcripts" / f"w{index}.npz"
-        with np.load(path, allow_pickle=False) as file:
-            counts.append(file["counts"].sum(0))
-    total = np.sum(counts, 0)
-    assert said.geometry is not None and isinstance(said.geometry.experts, int)
-    positional = np.tile(np.arange(said.geometry.experts), (len(total), 1))
-    return {"positional": positional, "measured": np.argsort(-total, kind="stable")}
-
-
-def made(said: contract.HookStatus, order: np.ndarray[Any, Any]) -> rowmap.RowMap:
-    assert said.geometry is not None and said.fingerprint is not None
-    geometry = rowmap.Geometry(
-        experts=said.geometry.experts, top_k=said.geometry.top_k, hot_rows=HOT,
-        moe_layers=said.geometry.moe_layers, row_bytes=said.geometry.row_bytes,
-    )  # fmt: skip
-    rows = order.tolist()
-    return rowmap.build(
-        said.fingerprint,
-        geometry,
-        {
-            layer: (rows[index][:HOT], rows[index][HOT:])
-            for index, layer in enumerate(geometry.moe_layers)
-        },
-    )
-
-
 def lane(folder: Path, model: Path, env: dict[str, str] | None) -> dict[str, Any]:
     """Boot, limit, serve; an un-hooked lane stays un-limited, since nothing of it can go.
 
     Raises OSError where this machine gives no memory cgroup.
     """
-    group = memory_group.Group(f"expertmaps-test-{os.getpid()}-{folder.name}")
+    group = memory_group.Group.make(f"expertmaps-test-{os.getpid()}-{folder.name}")
     engine = None
     try:
         engine = Engine(folder, SIZE, env, model, group.enter)
@@ -124,7 +80,9 @@ def lane(folder: Path, model: Path, env: dict[str, str] | None) -> dict[str, Any
             said = contract.HookStatus.from_wire(engine.status, "serve")
             assert said.error is None and said.residency is not None, said.error
             result["hotBytes"] = said.residency.hot_bytes
-            result["limit"] = result["anonymous"] + int(COLD_PART * said.residency.cold_bytes)
+            result["limit"] = result["anonymous"] + int(
+                skewed_maps.COLD_PART * said.residency.cold_bytes
+            )
             group.limit(result["limit"])
         windows = [engine.window() for _ in range(WINDOWS)]
         result["tokensPerSecond"] = round(
