@@ -3,7 +3,7 @@
 Prints JSON: `limit`, `usage` and `kept` (what no file on a disk backs) of the container's cgroup in
 bytes, `faults` (major page faults) and `oomKills` since it began, whether the root is `readOnly`,
 and of the process with the moved rows (null if there is none) `engine`: its `uid`, `capabilities`
-(a mask), `memlock` (its limit), `locked` bytes, and `hot` and `cold`: [resident, all] bytes of rows.
+(a mask), `memlock` (its limit), `locked` bytes, and `hot` and `cold`: [resident, all] bytes.
 The hook's cold rows are pages of a file without a name, its hot rows lie between them as memory of
 the process. Needs no capability: it runs as the user of the server.
 """
