@@ -56,7 +56,8 @@ def deployment(kube: Kube, model: Path, cache: Path) -> None:
     listed = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
     container = listed["items"][0]["spec"]["template"]["spec"]["containers"][0]
     container["resizePolicy"] = [{"resourceName": "memory", "restartPolicy": "NotRequired"}]
-    kube.apply(json.dumps(listed))
+    # Not by `apply`: kubectl would give the fields of that to the next server-side apply.
+    kube.kubectl("create", "-f", "-", stdin=json.dumps(listed))
 
 
 def adopt(kube: Kube, rows: rowmap.RowMap | None) -> None:
@@ -72,12 +73,15 @@ def adopt(kube: Kube, rows: rowmap.RowMap | None) -> None:
         env = patch["spec"]["template"]["spec"]["containers"][0]["env"]
         next(item for item in env if item["name"] == names.ENV_MODE)["value"] = names.MODE_COUNT
     else:
-        kube.apply(json.dumps(_map(rows)))
-    kube.apply(json.dumps(hook_config_map(LANE, kube.namespace, workload, hook)))
-    kube.kubectl(
-        "apply", "--server-side", f"--field-manager={names.workload_manager(LANE)}", "-f", "-",
-        stdin=json.dumps(patch),
-    )  # fmt: skip
+        _apply(kube, _map(rows))
+    _apply(kube, hook_config_map(LANE, kube.namespace, workload, hook))
+    _apply(kube, patch)
+
+
+def _apply(kube: Kube, item: Object) -> None:
+    """As the operator does."""
+    manager = f"--field-manager={names.workload_manager(LANE)}"
+    kube.kubectl("apply", "--server-side", manager, "-f", "-", stdin=json.dumps(item))
 
 
 def _map(rows: rowmap.RowMap) -> Object:
@@ -206,6 +210,6 @@ def _ready(kube: Kube) -> tuple[bool, str]:
     if len(pods) != 1:
         return False, f"{len(pods)} pods"
     for status in pods[0]["status"].get("containerStatuses", []):
-        log = ("logs", "-p", pods[0]["metadata"]["name"], "--tail=40")
+        log = ("logs", "-p", pods[0]["metadata"]["name"], "--tail=200")
         assert status["restartCount"] == 0, kube.kubectl(*log, check=False)
     return condition(pods[0], "Ready").get("status") == "True", pods[0]["status"]["phase"]
