@@ -1,11 +1,12 @@
 """Memory of a lane's container, told from inside of it; a script for any Python 3 in the pod.
 
-Prints JSON: `limit`, `usage` and `kept` (what no file on a disk backs) of the container's cgroup in
-bytes, `faults` (major page faults) and `oomKills` since it began, whether the root is `readOnly`,
-and of the process with the moved rows (null if there is none) `engine`: its `uid`, `capabilities`
-(a mask), `memlock` (its limit), `locked` bytes, and `hot` and `cold`: [resident, all] bytes.
-The hook's cold rows are pages of a file without a name, its hot rows lie between them as memory of
-the process. Needs no capability: it runs as the user of the server.
+`inside.py FOLDER`, the folder of the cold rows, prints JSON: `limit`, `usage` and `kept` (what no
+file on a disk backs) of the container's cgroup in bytes, `faults` (major page faults) and
+`oomKills` since it began, whether the root is `readOnly`, and of the process with the moved rows
+(null if there is none) `engine`: its `uid`, `capabilities` (a mask), `memlock` (its limit),
+`locked` bytes, and `hot` and `cold`: [resident, all] bytes. The hook's cold rows are pages of a
+file without a name, its hot rows lie between them as memory of the process. Needs no capability:
+it runs as the user of the server.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import sys
 from pathlib import Path
 
-RUN_DIR = sys.argv[1] if len(sys.argv) > 1 else "/var/run/expertmaps"
+RUN_DIR = str(Path(sys.argv[1]).resolve())
 ROOT = Path("/sys/fs/cgroup")
 RANGE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.*)$")
 
