@@ -62,7 +62,7 @@ def found(folder: Path) -> Iterator[dict[str, Any]]:
 def measure(kube: Kube) -> dict[str, Any]:
     with memory_pod.pod(kube) as plain:
         plain.window()  # reads what of the libraries' files was not yet needed
-        results: dict[str, Any] = {"plain": plain.window()}
+        results: dict[str, Any] = {"plain": plain.window() | {"after": plain.inside()}}
     memory_pod.adopt(kube, None)
     with memory_pod.pod(kube) as counting:
         said = counting.status()
@@ -114,6 +114,7 @@ def test_the_pod_s_limit_is_below_the_model_s_size_and_holds(
     result = found[name]
     told = memory_pod.quantity_bytes(container(result)["resources"]["limits"]["memory"])
     assert told == result["after"]["limit"] == result["limit"] < skewed_size.BYTES
+    assert skewed_size.BYTES < found["plain"]["after"]["kept"], "an un-hooked lane cannot fit"
     assert result["after"]["usage"] <= result["limit"]
 
 
