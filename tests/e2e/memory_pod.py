@@ -156,7 +156,7 @@ class Pod:
         patch = json.dumps({"spec": {"containers": [resources]}})
         self.kube.kubectl("patch", "pod", self.name, "--subresource", "resize", "-p", patch)
         self.kube.until("the kubelet answers", lambda: self._answered(limit), RESIZE_SECONDS, 0.2)
-        refusal = None if self._lowered(limit) else condition(self.get(), "PodResizeInProgress")
+        refusal = condition(self.get(), "PodResizeInProgress").get("message")
         memory_group.Group.of_pod(self._first).reclaim()
         what = f"the limit is {limit}"
         lowered = self.kube.until(
