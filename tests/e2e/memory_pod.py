@@ -25,18 +25,21 @@ from tests.demo.ask import get_json, post
 from tests.demo.kube import Kube, Object, condition
 from tests.demo.lanes import SCRIPT, host_venv
 from tests.hook import memory_group, skewed_maps
+from tests.hook.window_prompts import prompt
 
 LANE, WORKLOAD = "memory", "vllm-memory"
 BOOT_SECONDS, RESIZE_SECONDS = 900, 300
 PEAK = "10Gi"
-"""Limit that holds the boot: model, key-value cache, two Python processes, pages of the files."""
+"""Limit that holds the boot: model, key-value cache, three processes, pages of the files."""
 INSIDE = Path(__file__).parent / "inside.py"
 FLAGS = ("--enforce-eager", "--no-enable-prefix-caching")
 """Every window is the same work, and a boot compiles nothing."""
 REQUESTS, PROMPT, TOKENS = 3, 8, 12
+"""Of a window; ids in each prompt, and in each answer."""
 
 
 def owner(namespace: str) -> ExpertLane:
+    """The lane whose fields the Deployment gets; no operator watches it."""
     spec = {
         "workloadRef": {"name": WORKLOAD},
         "containerName": "vllm",
@@ -98,7 +101,7 @@ class Pod:
 
     def __init__(self, kube: Kube, name: str) -> None:
         self.kube, self.name = kube, name
-        self._first = self.get()["metadata"]["uid"]
+        self._uid = self.get()["metadata"]["uid"]
 
     def get(self) -> Object:
         found = self.kube.get("pod", self.name)
@@ -157,12 +160,11 @@ class Pod:
         self.kube.kubectl("patch", "pod", self.name, "--subresource", "resize", "-p", patch)
         self.kube.until("the kubelet answers", lambda: self._answered(limit), RESIZE_SECONDS, 0.2)
         refusal = condition(self.get(), "PodResizeInProgress").get("message")
-        memory_group.Group.of_pod(self._first).reclaim()
-        what = f"the limit is {limit}"
-        lowered = self.kube.until(
-            what, lambda: (self._lowered(limit), self._words()), RESIZE_SECONDS
+        memory_group.Group.of_pod(self._uid).reclaim()
+        seconds = self.kube.until(
+            "the limit is lower", lambda: (self._lowered(limit), self._words()), RESIZE_SECONDS
         )
-        return {"refusal": refusal, "seconds": round(lowered, 1)}
+        return {"refusal": refusal, "seconds": round(seconds, 1)}
 
     def _lowered(self, limit: int) -> bool:
         resources = self.container().get("resources") or {}
@@ -180,7 +182,7 @@ class Pod:
 def _complete(url: str, index: int, tag: bool) -> Any:
     body: dict[str, Any] = {
         "model": "moe",
-        "prompt": [(7 * index + 13 * place) % 2500 + 300 for place in range(PROMPT)],
+        "prompt": prompt(index, PROMPT),
         "max_tokens": TOKENS,
         "temperature": 0,
         "ignore_eos": True,

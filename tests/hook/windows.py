@@ -19,6 +19,8 @@ import time
 import urllib.request
 from typing import Any
 
+from window_prompts import prompt
+
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -72,10 +74,7 @@ def main() -> None:
         SamplingParams(**common, extra_args={"expertmaps_t": f"w{index}"})
         for index in range(requests)
     ]
-    prompts = [
-        {"prompt_token_ids": [(7 * index + 13 * place) % 2500 + 300 for place in range(24)]}
-        for index in range(requests)
-    ]
+    prompts = [{"prompt_token_ids": prompt(index, 24)} for index in range(requests)]
     first: Any = None
     say({"status": status() if "EXPERTMAPS_STATUS_PORT" in os.environ else None})
     for line in sys.stdin:
