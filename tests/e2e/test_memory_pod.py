@@ -61,7 +61,6 @@ def found(folder: Path) -> Iterator[dict[str, Any]]:
 
 def measure(kube: Kube) -> dict[str, Any]:
     with memory_pod.pod(kube) as plain:
-        plain.window()  # reads what of the libraries' files was not yet needed
         results: dict[str, Any] = {"plain": plain.window() | {"after": plain.inside()}}
     memory_pod.adopt(kube, None)
     with memory_pod.pod(kube) as counting:
@@ -145,7 +144,7 @@ def test_hot_rows_stay_and_cold_ones_go(found: dict[str, Any], name: str) -> Non
 def test_a_measured_map_reads_less_from_the_disk(found: dict[str, Any]) -> None:
     measured, positional = found["measured"], found["positional"]
     assert measured["majorFaultsPerToken"] < 0.5 * positional["majorFaultsPerToken"]
-    assert found["plain"]["majorFaultsPerToken"] < 1
+    assert found["plain"]["majorFaultsPerToken"] < 0.1 * measured["majorFaultsPerToken"]
 
 
 @pytest.mark.parametrize("name", MAPS)
