@@ -138,8 +138,13 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
         result["rpc"] = "\n".join(called(llm, name) for name in calls)
     time.sleep(0.5)
     if "occupy" in plan:
-        time.sleep(1.5)
-        result["status"] = json.loads(Path(os.environ["EXPERTMAPS_DIR"], "status.json").read_text())
+        path = Path(os.environ["EXPERTMAPS_DIR"], "status.json")
+        deadline = time.monotonic() + 30
+        while True:
+            result["status"] = json.loads(path.read_text())
+            if result["status"]["phase"] == "Serving" or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
     else:
         result["status"] = status()
     llm.llm_engine.engine_core.shutdown()

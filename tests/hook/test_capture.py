@@ -116,7 +116,7 @@ def feed(item: capture.Capture, step: SimpleNamespace) -> None:
 
 def result(item: capture.Capture, name: str) -> dict[str, Any]:
     path = item.writer.folder / name
-    for _ in range(200):
+    for _ in range(3000):
         if path.exists():
             break
         time.sleep(0.01)
@@ -127,7 +127,7 @@ def result(item: capture.Capture, name: str) -> dict[str, Any]:
 
 def reason(item: capture.Capture, name: str) -> str:
     path = item.writer.folder / f"{name}.skip"
-    for _ in range(200):
+    for _ in range(3000):
         if path.exists():
             return path.read_text().strip()
         time.sleep(0.01)

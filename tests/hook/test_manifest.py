@@ -116,7 +116,7 @@ def test_arming_the_plugin_is_light_and_cheap(tmp_path: Path, mode: str) -> None
     assert done.returncode == 0, done.stderr
     spent, armed, heavy = json.loads(done.stdout)
     assert (armed, heavy) == (1, [])
-    assert spent < 0.1, f"{spent * 1000:.1f} ms of CPU"
+    assert spent < 0.5, f"{spent * 1000:.1f} ms of CPU"
     assert not (tmp_path / "run").exists()
 
 

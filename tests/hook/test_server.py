@@ -20,6 +20,7 @@ import pytest
 
 from rowmap_jobs.formats import status as contract
 from rowmap_jobs.hook import manifest
+from tests.children import end_with_parent
 
 pytestmark = [pytest.mark.hook, pytest.mark.engine]
 
@@ -78,6 +79,7 @@ class Server:
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
 
     def wait(self) -> None:

@@ -567,7 +567,7 @@ def test_the_status_file_follows_by_itself(start: Any, tmp_path: Path) -> None:
     worker = start("off")
     worker.compile_or_warm_up_model()
     worker.model_runner.execute_model(STEP)
-    for _ in range(100):
+    for _ in range(600):
         if json.loads((tmp_path / "run" / "status.json").read_text())["phase"] == "Serving":
             return
         time.sleep(0.05)
