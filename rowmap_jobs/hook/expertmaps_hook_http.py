@@ -22,6 +22,7 @@ else:
 MAX_CONNECTIONS = 8
 TIMEOUT_SECONDS = 5
 """For one read."""
+ACCEPT_PAUSE_SECONDS = 0.5
 LIFE_SECONDS = 10.0
 """For a whole connection."""
 
@@ -49,6 +50,14 @@ class StatusServer(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "expertmaps", self.server_address[1]
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            # The connection stays in the backlog: without a pause this thread would spin on it.
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
@@ -120,6 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Probes come every few seconds; the engine's log is not theirs."""
 
 
+def _serve(server: StatusServer) -> None:
+    env.leave_bound_cpu()
+    server.serve_forever()
+
+
 def start_server(port: int, status: Status) -> StatusServer:
     """Serve a status from a daemon thread. Raises HookError (StatusPortInUse, ...)."""
     try:
@@ -128,7 +142,7 @@ def start_server(port: int, status: Status) -> StatusServer:
         in_use = error.errno == errno.EADDRINUSE
         reason = "StatusPortInUse" if in_use else "StatusPortUnusable"
         raise env.HookError(reason, f"port {port}: {error.strerror}") from None
-    threading.Thread(target=server.serve_forever, name="expertmaps-http", daemon=True).start()
+    threading.Thread(target=_serve, args=[server], name="expertmaps-http", daemon=True).start()
     return server
 
 
@@ -138,9 +152,9 @@ class Published:
     def __init__(self, publisher: Publisher, server: StatusServer | None) -> None:
         self._publisher, self._server = publisher, server
 
-    def write(self) -> None:
-        """Write the file now."""
-        self._publisher.write()
+    def changed(self) -> None:
+        """Have the file written soon; the caller does not wait for a disk."""
+        self._publisher.changed()
 
     def close(self) -> None:
         """Write once more, then give the port back."""

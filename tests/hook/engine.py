@@ -1,12 +1,13 @@
 """Runs vLLM in this process as a JSON plan says; a script for the engine's Python.
 
 Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc", "occupy",
-"memlock", "metrics"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
+"memlock", "metrics", "broken"}]}. Each run is an engine of its own with the given EXPERTMAPS_*
+environment.
 A generate entry has `texts` or `prompts` (lists of ids), `params` (SamplingParams), `salt` (a
 cache salt for each prompt), `tags` (extra_args for each prompt) and `concurrency` (how many prompts
 run at a time; all by default); or `forced`, the prefix of
 transcript ids with which the first answers of the first run are fed again as prompts. The result
-holds ids and logprobs of each.
+holds ids and logprobs of each. The entries of `broken` run after the counting has failed.
 """
 
 from __future__ import annotations
@@ -147,8 +148,16 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
             time.sleep(0.2)
     else:
         result["status"] = status()
+    if plan.get("broken"):
+        llm.collective_rpc(break_counting)
+        result["broken"] = [generate(llm, entry) for entry in plan["broken"]], status()
     llm.llm_engine.engine_core.shutdown()
     return result
+
+
+def break_counting(worker: Any) -> None:
+    """What the hook does when a step of its own counting fails."""
+    worker._expertmaps_session._fail(RuntimeError("broken by a test"), "CountFailed")
 
 
 def main() -> None:

@@ -80,11 +80,11 @@ def test_a_rank_that_fails_fails_the_pod_on_its_port(tmp_path: Path) -> None:
         for state in states:
             state.set(mapDigest=A, rowSetDigest=A, generation=1)
             state.ready()
-        published[1].write()
+        published[1]._publisher.write()
         assert contract.parse(states[0].to_bytes(), "pod").phase == "Ready"
         states[1].fail(env.HookError("SelfTestFailed", "layer 3"))
-        published[1].write()
-        published[0].write()
+        published[1]._publisher.write()
+        published[0]._publisher.write()
         for raw in (states[0].to_bytes(), (tmp_path / "status.json").read_bytes()):
             found = contract.parse(raw, "pod")
             assert (found.phase, found.rank, found.map_digest) == ("Failed", 0, None)
