@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import os
 import socket
 import threading
 import time
@@ -150,14 +152,16 @@ class Published:
     """A status on its port and in its file."""
 
     def __init__(self, publisher: Publisher, server: StatusServer | None) -> None:
-        self._publisher, self._server = publisher, server
+        self._publisher, self._server, self._pid = publisher, server, os.getpid()
 
     def changed(self) -> None:
         """Have the file written soon; the caller does not wait for a disk."""
         self._publisher.changed()
 
     def close(self) -> None:
-        """Write once more, then give the port back."""
+        """Write once more, then give the port back. A forked child has neither thread."""
+        if os.getpid() != self._pid:
+            return
         self._publisher.close()
         if self._server is not None:
             self._server.shutdown()
@@ -193,4 +197,6 @@ def report_failure(error: BaseException) -> Published:
         version = "unknown"
     status = Status(settings, version)
     status.fail(failure)
-    return publish(status, settings)
+    published = publish(status, settings)
+    atexit.register(published.close)  # a process may end before its thread has written
+    return published

@@ -163,6 +163,7 @@ def test_rank_0_of_two_is_ready_with_the_other(
     own = state(worker)
     assert own.phase == "Loading"
     other = {**session(worker).status.wire(), "rank": 1, "phase": "Ready"}
+    (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "status-rank1.json").write_text(json.dumps(other))
     assert state(worker).phase == "Ready"
 
