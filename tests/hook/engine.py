@@ -119,7 +119,7 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
         llm = LLM(model=plan["model"], **kwargs)
     result: dict[str, Any] = {"boot": time.monotonic() - started}
     result["ready"] = None if "occupy" in plan else status()
-    for entry in plan.get("generate", []):
+    for entry in (*plan.get("generate", []), *plan.get("broken", [])):
         if "texts" in entry:
             tokenizer = llm.get_tokenizer()
             entry["prompts"] = [tokenizer.encode(text) for text in entry["texts"]]
