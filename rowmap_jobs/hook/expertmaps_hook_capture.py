@@ -39,7 +39,7 @@ else:
     from expertmaps_hook_runner import V1
 
 FOLDER = "transcripts"
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
 WRITE_FAILED = "WriteFailed"
 UNPLANNED_METHODS = ("custom_class", "extract_hidden_states")
 """Speculative methods of vLLM that do not verify plain drafts."""

@@ -121,10 +121,16 @@ class CudaResidency:
             raise
 
     def _warm_up(self, layer: Layer, probe: Probe) -> None:
-        """Have the kernels take the workspaces that they keep: no layer's move gives them back."""
+        """Have the kernels take the workspaces that they keep: no layer's move gives them back.
+
+        The engine's own profiling run needs the same ones, so they come out of the guard, which is
+        for what comes after the move.
+        """
         before = self._device.free().device
         probe(layer.item, layer.order[: layer.hot])
-        self._slack += max(0, before - self._device.free().device)
+        kept = max(0, before - self._device.free().device)
+        self._slack += kept
+        self._guard = self._guard._replace(device=max(0, self._guard.device - kept))
 
     def _move_layer(self, layer: Layer, probe: Probe | None) -> None:
         item, hot = layer.item, layer.order[: layer.hot]

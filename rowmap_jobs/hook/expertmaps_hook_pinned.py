@@ -246,8 +246,10 @@ def bound_nodes(root: Path = Path("/")) -> list[int] | None:
         listed = re.search(r"^Mems_allowed_list:\s*(\S+)", status, re.MULTILINE)
         online = set(parse_cpus((root / "sys/devices/system/node/online").read_text("ascii")))
         allowed = online & set(parse_cpus(listed[1])) if listed else online
-        with (root / "proc/self/numa_maps").open(encoding="utf-8", errors="replace") as lines:
-            policy = BIND.search(lines.readline())  # the program's own text: the task's policy
+        # The program's own text tells the task's policy. No more: for each mapping that is read
+        # the kernel looks at all of its pages.
+        with (root / "proc/self/numa_maps").open("rb", buffering=0) as maps:
+            policy = BIND.search(maps.read(256).partition(b"\n")[0].decode("ascii", "replace"))
         if policy:
             allowed &= set(parse_cpus(policy[1]))
     except (OSError, ValueError):

@@ -83,7 +83,8 @@ def beside(launch: Launch, other: Launch) -> Launch:
 
     A template that drops a variable of the pod it is compared in would else seem to keep it.
     """
-    return {**launch, "env": {**dict.fromkeys(other["env"]), **launch["env"]}}
+    named = (name for name, value in other["env"].items() if value is not None)
+    return {**launch, "env": {**dict.fromkeys(named), **launch["env"]}}
 
 
 def environment(launch: Launch, base: Mapping[str, str]) -> dict[str, str]:

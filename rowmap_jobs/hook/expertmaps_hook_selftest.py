@@ -18,21 +18,30 @@ else:
 TOKENS = (1, 8, 64)
 LARGEST = 1 << 14
 """Tokens of the largest batch: what such a batch takes has to fit beside the layers."""
+TILE_POWERS = range(3, 9)
+"""Tiles of 8 to 256 tokens."""
 REPEATED = 64
 """Different states in a batch: larger ones repeat them, on other routes."""
 PADDING = 3
 """Every third token of a padded batch is padding: all of its routes are -1."""
 
 
-def large_sizes(most: int) -> list[int]:
-    """Each doubling beyond TOKENS up to the engine's largest step, `most` tokens, or LARGEST.
+def more_sizes(most: int, experts: int, hot: int, top_k: int) -> list[int]:
+    """Tokens of more batches, up to the engine's largest step, `most` tokens, or LARGEST.
 
-    A kernel chooses its tile by the tokens that an expert gets, and for a side by the tokens that
-    an expert of that side gets: sizes have to pass each border that serving passes.
+    Kernels choose tiles by the tokens of a batch, or by those that an expert gets: FlashInfer takes
+    the next power of two of T * top_k / n, where n are the experts it is given (all, hot or cold
+    ones). So: each doubling, the largest, and the first batch beyond each border of each n; every
+    combination of tiles that serving meets is then met here.
     """
     last = min(most, LARGEST)
     doublings = [TOKENS[-1] << power for power in range(1, 16)]
-    return [size for size in doublings if size < last] + [last] * (last > TOKENS[-1])
+    borders = [
+        (count << power) // top_k + 1
+        for count in (experts, hot, experts - hot)
+        for power in TILE_POWERS
+    ]
+    return sorted({size for size in (*doublings, *borders, last) if 0 < size <= last} - {*TOKENS})
 
 
 def choices(experts: int, top_k: int, hot: tuple[int, ...]) -> list[list[int]]:
@@ -50,13 +59,15 @@ def choices(experts: int, top_k: int, hot: tuple[int, ...]) -> list[list[int]]:
 def batch(
     pool: list[int], tokens: int, top_k: int, hidden: int, generator: Any, padded: bool
 ) -> tuple[Any, Any, Any, Any]:
-    """Fixed input: states [T, n], weights and ids [T, k], and which tokens are real, bool [T]."""
+    """Fixed input: states [S, n], weights and ids [T, k], and which tokens are real, bool [T].
+
+    S is T, or REPEATED for larger batches: the states of all tokens in turns.
+    """
     import torch
 
     states = torch.randn(min(tokens, REPEATED), hidden, generator=generator)
-    states = states.repeat(-(-tokens // REPEATED), 1)[:tokens]
     weights = torch.rand(tokens, top_k, generator=generator) + 0.1
-    routes = torch.rand(tokens, len(pool), generator=generator).argsort(1)[:, :top_k]
+    routes = torch.rand(tokens, len(pool), generator=generator).topk(top_k).indices
     ids, real = torch.tensor(pool)[routes], torch.ones(tokens, dtype=torch.bool)
     if padded:
         real[PADDING - 1 :: PADDING] = False
@@ -105,14 +116,17 @@ def probe(
     pools = choices(item.experts, top_k, hot)
     runs = [(pool, tokens, False) for pool in pools for tokens in TOKENS]
     if device.type != "cpu" if padding is None else padding:
-        runs += [(pools[-1], tokens, False) for tokens in large_sizes(most)]
+        sizes = more_sizes(most, item.experts, len(hot), top_k)
+        runs += [(pools[-1], tokens, False) for tokens in sizes]
         if not one_scale_for_all_rows(fused_experts(container).quant_config):
             runs += [(pools[-1], tokens, True) for tokens in TOKENS]
     with torch.inference_mode():
         for pool, tokens, padded in runs:
             states, weights, ids, real = batch(pool, tokens, top_k, hidden, generator, padded)
+            # Made whole on the device: one CPU thread would take minutes for all layers.
+            turns = states.to(dtype).to(device).repeat(-(-tokens // REPEATED), 1)[:tokens]
             result = container.forward_modular(
-                x=states.to(dtype).to(device),
+                x=turns,
                 topk_weights=weights.to(device),
                 topk_ids=ids.to(_id_type(container)).to(device),
                 shared_experts=None,

@@ -27,7 +27,8 @@ else:
 
 STATUS_FILE = ranks.file_name(0)
 REFRESH_SECONDS = 1.0
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
+"""vLLM gives its workers 5 seconds to end."""
 STALE_SECONDS = 10.0
 """An unchanged status is written again after this, so that updatedAt shows life."""
 
@@ -224,13 +225,14 @@ class Publisher:
         """Write once more and stop, for a bounded time."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         env.leave_bound_cpu()
         while True:
-            ending = self._stop.is_set()
             self._wake.clear()
+            ending = self._stop.is_set()
             self.write()
             if ending:
                 return

@@ -233,6 +233,24 @@ def what_a_kernel_keeps_from_its_first_run_is_not_missed() -> None:
         cuda.RELEASE_SLACK, cuda.device_bytes = slack, rounded
 
 
+def a_workspace_that_stays_comes_out_of_the_guard() -> None:
+    """The engine's own profiling needs it next: it is not asked for on top of the guard."""
+    stand.use_installer()
+    machine = Machine()
+    found = stand.layers(machine.device)
+    guard, margin, workspace = plan.Bytes(8 << 20, 0), 12 << 20, []
+    machine.device.capacity = machine.device.used + guard.device + margin
+    made = cuda.CudaResidency(found, HOT, machine.device, machine.pinned, guard)
+
+    def greedy(item: model.MoeLayer, hot: tuple[int, ...]) -> list[Any]:
+        if not workspace:
+            workspace.append(machine.device.empty(7, 1 << 20))
+        return padded(item, hot)
+
+    made.move(greedy)
+    made.undo()
+
+
 def weights_that_lie_elsewhere_are_refused() -> None:
     """As where vLLM offloads without UVA."""
     stand.use_installer()
@@ -494,7 +512,8 @@ CASES: list[Callable[[], None]] = [
     a_shortage_is_told_before_the_first_layer, memory_that_others_take_meanwhile_is_seen,
     offloaded_layers_go_to_the_device_and_back_to_host_memory,
     an_allocator_that_keeps_what_was_released_is_seen,
-    what_a_kernel_keeps_from_its_first_run_is_not_missed, weights_that_lie_elsewhere_are_refused,
+    what_a_kernel_keeps_from_its_first_run_is_not_missed,
+    a_workspace_that_stays_comes_out_of_the_guard, weights_that_lie_elsewhere_are_refused,
     layers_that_do_not_fit_back_are_told_and_served,
     a_row_that_changed_in_its_tier_is_not_put_back_silently,
     pinned_memory_that_cannot_be_given_back_does_not_stop_the_undo,

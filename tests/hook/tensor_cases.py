@@ -184,7 +184,9 @@ def a_kernel_that_differs_in_large_batches_only_is_caught() -> None:
     item = stand.layers(Machine().device, 1)[0]
     run = functools.partial(selftest.probe, item, (1, 2), padding=True, most=100)
     before, forward = run(), item.container.forward_modular
-    assert len(before) == 13 and len(before[9]) == 100
+    more = selftest.more_sizes(100, item.experts, 2, int(item.container.top_k))
+    assert len(before) == 12 + len(more) and more[-1] == 100
+    assert [len(output) for output in before[9:-3]] == more
     selftest.compare(0, before, run())
 
     def wrong(x: Any, **kwargs: Any) -> Any:
@@ -195,7 +197,8 @@ def a_kernel_that_differs_in_large_batches_only_is_caught() -> None:
 
     item.container.forward_modular = wrong
     failure = stand.refused(lambda: selftest.compare(0, before, run()))
-    assert failure.reason == "SelfTestFailed" and "output 9" in failure.message
+    first = 9 + next(place for place, size in enumerate(more) if size > 64)
+    assert failure.reason == "SelfTestFailed" and f"output {first} is" in failure.message
 
 
 def an_unfinished_output_is_compared_by_route() -> None:

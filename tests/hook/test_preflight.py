@@ -206,6 +206,14 @@ def test_a_variable_that_only_one_launch_names_is_unset_for_the_other(
     assert live["PATH"] == new["PATH"] == os.environ["PATH"]
 
 
+def test_a_variable_that_one_launch_unsets_is_the_pods_own_for_the_other() -> None:
+    live = {"command": [], "env": {}}
+    new = {"command": [], "env": {"VLLM_USE_V2_MODEL_RUNNER": None}}
+    pod = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    assert "VLLM_USE_V2_MODEL_RUNNER" in preflight.environment(preflight.beside(live, new), pod)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in preflight.environment(preflight.beside(new, live), pod)
+
+
 def test_help_says_what_a_launch_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight.main(["--help"]) == 0
     assert '{"command": ["vllm", "serve", ...]' in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,11 @@ def test_files_of_an_earlier_boot_or_half_a_file_are_no_rank(tmp_path: Path) -> 
     ):
         (tmp_path / ranks.file_name(rank)).write_text(text)
     assert [item["rank"] for item in ranks.read(tmp_path, 8, 100.7)] == [1]
+
+
+def test_a_pipe_of_a_ranks_name_is_no_status(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ranks.file_name(1))
+    assert ranks.read(tmp_path, 2, 0.0) == []
 
 
 def test_a_rank_that_fails_fails_the_pod_on_its_port(tmp_path: Path) -> None:

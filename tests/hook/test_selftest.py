@@ -4,24 +4,51 @@ from __future__ import annotations
 
 import expertmaps_hook_selftest as selftest
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
     ("most", "sizes"),
     [
         (0, []),
-        (64, []),
-        (65, [65]),
-        (128, [128]),
-        (2048, [128, 256, 512, 1024, 2048]),
-        (3000, [128, 256, 512, 1024, 2048, 3000]),
-        (1 << 20, [128, 256, 512, 1024, 2048, 4096, 8192, 16384]),
+        (8, []),
+        (33, [17, 33]),
+        (64, [17, 33, 49]),
+        (65, [17, 33, 49, 65]),
+        (300, [17, 33, 49, 65, 97, 128, 129, 193, 256, 257, 300]),
     ],
 )
-def test_large_batches_pass_each_doubling_up_to_the_engines_largest(
+def test_more_batches_are_doublings_and_the_first_ones_beyond_a_tile(
     most: int, sizes: list[int]
 ) -> None:
-    assert selftest.large_sizes(most) == sizes
+    """32 experts, 8 hot, top-4."""
+    assert selftest.more_sizes(most, 32, 8, 4) == sizes
+
+
+def tile(tokens: int, experts: int, top_k: int) -> int:
+    """Of FlashInfer: the next power of two of the tokens of an expert, from 8 to 256."""
+    wanted = 8
+    while wanted < 256 and wanted * experts < tokens * top_k:
+        wanted *= 2
+    return wanted
+
+
+@given(
+    st.integers(2, 400).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))),
+    st.integers(1, 8),
+    st.integers(65, 1 << 14),
+)
+def test_every_combination_of_tiles_that_serving_meets_is_tested(
+    sides: tuple[int, int], top_k: int, most: int
+) -> None:
+    experts, hot = sides
+
+    def tiles(tokens: int) -> tuple[int, ...]:
+        return tuple(tile(tokens, count, top_k) for count in (experts, hot, experts - hot))
+
+    tested = {tiles(n) for n in (*selftest.TOKENS, *selftest.more_sizes(most, experts, hot, top_k))}
+    assert {tiles(tokens) for tokens in range(1, most + 1)} <= tested
 
 
 @pytest.mark.parametrize(

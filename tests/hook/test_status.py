@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import sys
@@ -29,6 +30,7 @@ import pytest
 from rowmap_jobs.formats import names
 from rowmap_jobs.formats import status as contract
 from tests.api.apiserver import wait_for
+from tests.ports import free_ports
 
 DIGEST = "sha256:" + "b" * 64
 FULL: dict[str, Any] = {
@@ -282,6 +284,27 @@ def test_a_disk_that_hangs_holds_up_nobody_but_its_own_thread(
     release.set()
     publisher._thread.join(30)
     assert not publisher._thread.is_alive()
+
+
+def test_a_forked_child_gives_no_port_back(tmp_path: Path) -> None:
+    """It has none of the threads that would have to stop for it."""
+    port = free_ports(1)[0]
+    settings = env.Settings(mode="serve", directory=tmp_path, status_port=port)
+    published = http.publish(make(), settings)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # rather than waiting for ever
+        try:
+            published.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert get(f"http://127.0.0.1:{port}/status")[0] == 200
+    published.close()
+
+
+def test_a_publisher_that_never_started_can_be_closed(tmp_path: Path) -> None:
+    hook_status.Publisher(make(), tmp_path).close()
 
 
 def test_what_changed_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
