@@ -180,8 +180,8 @@ class Engine:
         if answer.status in (401, 403):
             raise RunError(
                 Reason.ENGINE_UNAUTHORIZED,
-                f"{url}: found HTTP {answer.status}, expected the server to accept this run: "
-                "name its key in the lane's server.apiKeySecretRef",
+                f"{url}: found HTTP {answer.status}, expected a server without an API key of its "
+                "own: a run has none to give",
             )
 
     @staticmethod

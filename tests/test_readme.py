@@ -6,14 +6,16 @@ import re
 from pathlib import Path
 
 from expertmaps_operator.api.reasons import Reason
+from expertmaps_operator.metrics import Metrics
+from rowmap_jobs.cli.commands import COMMANDS
 from rowmap_jobs.reasons import Reason as RunReason
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINE = {
     *("MapAccepted", "ProfileRunning", "ProfileSucceeded", "WriteVerified", "RolloutStarted"),
-    *("Canary", "Rolling", "RolloutComplete", "UserChange", "Superseded", "LaneServing", "Idle"),
-    *("ServingUnhooked", "AllPodsReportDigest", "CompileCacheHit", "NotPaused", "Paused"),
+    *("Canary", "Rolling", "RolloutComplete", "LaneServing", "Idle"),
+    *("AllPodsReportDigest", "CompileCacheHit", "NotPaused", "Paused"),
     "NotRolledBack",
     *("TranscriptsFound", "ProfileStarted", "TrafficClassSwitched"),
     *("MeasuredRecently", "TemplateRestored"),
@@ -33,6 +35,27 @@ def test_every_reason_of_the_operator_is_used_by_its_code() -> None:
         if path.name != "reasons.py"
     )
     assert {r.name for r in Reason if f"Reason.{r.name}" not in code} == set()
+
+
+def test_every_variable_of_the_hook_is_explained() -> None:
+    code = (ROOT / "rowmap_jobs/hook/expertmaps_hook_env.py").read_text(encoding="utf-8")
+    names = set(re.findall(r'"(EXPERTMAPS_[A-Z_]+)"', code))
+    assert "EXPERTMAPS_CAPTURE_SLOTS" in names
+    assert {
+        name for name in names if f"| `{name}`" not in README and f", `{name}` |" not in README
+    } == set()
+
+
+def test_every_metric_of_the_operator_is_explained() -> None:
+    standard = ("process_", "python_")
+    metrics = [m for m in Metrics().registry.collect() if not m.name.startswith(standard)]
+    names = {m.name + "_total" * (m.type == "counter") for m in metrics}
+    assert "expertmaps_rollouts_total" in names
+    assert {name for name in names if f"`{name}`" not in README} == set()
+
+
+def test_every_command_of_rowmap_is_named() -> None:
+    assert {each.name for each in COMMANDS if f"`{each.name}`" not in README} == set()
 
 
 def test_commands_and_paths_of_the_readme_exist() -> None:

@@ -9,7 +9,15 @@ python=$1 folder=$2
 }
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
   [ "$(id -u)" = 0 ] || { echo "$python: found no ensurepip, expected the package python3-venv" >&2; exit 1; }
-  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends python3-venv
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -o Acquire::Retries=3 update -q
+  apt-get -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 install -y -q --no-install-recommends python3-venv
 fi
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-"$folder/bin/python" -m pip install -q --require-hashes -r requirements/dev.txt
+# pip tries a connection again by itself, but not a file that came cut off.
+for round in 1 2 3; do
+  "$folder/bin/python" -m pip install -q --require-hashes -r requirements/dev.txt && exit
+  echo "try $round of 3 failed" >&2
+  sleep 15
+done
+exit 1

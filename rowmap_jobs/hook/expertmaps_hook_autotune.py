@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import logger
+    from .expertmaps_hook_files import open_regular
 else:
     from expertmaps_hook_env import logger
+    from expertmaps_hook_files import open_regular
 
 OWN_ROOT = "VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR"
 FOLDER = "flashinfer_autotune_cache"
@@ -74,7 +76,7 @@ def snapshot(folder: Path, part: Path | None = None) -> dict[str, str]:
         return found
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
             continue

@@ -39,7 +39,7 @@ else:
     from expertmaps_hook_runner import V1
 
 FOLDER = "transcripts"
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
 WRITE_FAILED = "WriteFailed"
 UNPLANNED_METHODS = ("custom_class", "extract_hidden_states")
 """Speculative methods of vLLM that do not verify plain drafts."""
@@ -77,12 +77,16 @@ class Writer:
     def put_skip(self, transcript: str, reason: str) -> None:
         self._queue.put((transcript, reason))
 
-    def close(self) -> None:
-        """Write what is queued, for a bounded time."""
+    def end(self) -> None:
+        """Nothing more comes; what is queued is still written."""
         self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait until what is queued is written, for a bounded time."""
         self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
+        env.leave_bound_cpu()
         while (item := self._queue.get()) is not None:
             try:
                 if len(item) == 2:
@@ -260,12 +264,16 @@ class Capture:
         if transcript is not None:
             self.writer.put_skip(transcript, reason)
 
-    def close(self, reason: str) -> None:
-        """Tell waiting readers that no file will come, and write what is queued."""
+    def end(self, reason: str) -> None:
+        """Tell waiting readers that no file will come; what is queued is still written."""
         for tracked in self.ledger.requests.values():
             if tracked.slot is not None and tracked.tag is not None:
                 self._skip(reason, tracked.tag.transcript)
-        self.writer.close()
+        self.writer.end()
+
+    def join(self) -> None:
+        """Wait until everything is written, for a bounded time."""
+        self.writer.join()
 
     def wire(self) -> dict[str, Any]:
         """Counting, as the status carries it."""

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_files import open_regular
 else:
     from expertmaps_hook_env import HookError
+    from expertmaps_hook_files import open_regular
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -87,7 +89,7 @@ def _feed(digest: Any, path: Path, header: Mapping[str, TensorPlace], name: str)
         raise HookError("CheckpointUnreadable", f"{path}: no tensor {name}, the index says so")
     digest.update(f"{place.name}\0{place.dtype}\0{list(place.shape)}\n".encode())
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for piece in _pieces(file, place.begin, place.end):
                 digest.update(piece)
     except OSError as error:
@@ -119,7 +121,8 @@ def _tensor_files(folder: Path) -> list[tuple[str, Path]]:
 
 def _from_index(folder: Path, index: Path) -> list[tuple[str, Path]]:
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        with open_regular(index) as opened:
+            weight_map = json.load(opened)["weight_map"]
         entries = [(str(name), str(file)) for name, file in weight_map.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HookError(
@@ -135,7 +138,7 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
     """Tensors of one safetensors file. Raises HookError (CheckpointUnreadable)."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
@@ -165,7 +168,7 @@ def tokenizer_digest(folder: Path) -> str:
     for name in TOKENIZER_FILES:
         path = folder / name
         if path.is_file():
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
     raise HookError("TokenizerNotFound", f"{folder}: none of {', '.join(TOKENIZER_FILES)}")
 

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ DEVICE_GUARD = 8 << 30
 HOST_GUARD = 10 << 30
 MAX_GUARD = 1 << 50
 MAX_MESSAGE = 1024
+
+CPU_BINDINGS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES")
+"""With any of these, as vLLM starts CPU workers, OpenMP binds the main thread to one CPU."""
 
 # Below the logger that vLLM configures, so that records reach the engine's log.
 logger = logging.getLogger("vllm.expertmaps")
@@ -42,6 +46,25 @@ def as_failure(error: BaseException, reason: str = "HookFailed") -> HookError:
     if isinstance(error, HookError):
         return error
     return HookError(reason, f"{type(error).__name__}: {error}")
+
+
+def cpus() -> set[int]:
+    """CPUs for threads of the hook.
+
+    A thread inherits the CPU that OpenMP bound its parent to, where it would keep the engine's
+    other threads waiting; the process that started this one is not bound.
+    """
+    own = os.sched_getaffinity(0)
+    if len(own) == 1 and any(name in os.environ for name in CPU_BINDINGS):
+        with suppress(OSError):
+            return own | os.sched_getaffinity(os.getppid())
+    return own
+
+
+def leave_bound_cpu() -> None:
+    """Called first in each thread of the hook."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus())
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,25 @@
-"""Writing files that another container reads: whole or not at all. Standard library only."""
+"""Files of others: read if they are files; written whole or not at all. Standard library only."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
+from io import BufferedReader
 from pathlib import Path
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """A file for reading. Raises OSError, also for what is no file: a pipe would wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def write_atomic(path: Path, data: bytes) -> None:

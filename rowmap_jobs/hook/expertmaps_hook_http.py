@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import os
 import socket
 import threading
 import time
@@ -22,6 +24,7 @@ else:
 MAX_CONNECTIONS = 8
 TIMEOUT_SECONDS = 5
 """For one read."""
+ACCEPT_PAUSE_SECONDS = 0.5
 LIFE_SECONDS = 10.0
 """For a whole connection."""
 
@@ -49,6 +52,14 @@ class StatusServer(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "expertmaps", self.server_address[1]
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            # The connection stays in the backlog: without a pause this thread would spin on it.
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
@@ -120,6 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Probes come every few seconds; the engine's log is not theirs."""
 
 
+def _serve(server: StatusServer) -> None:
+    env.leave_bound_cpu()
+    server.serve_forever()
+
+
 def start_server(port: int, status: Status) -> StatusServer:
     """Serve a status from a daemon thread. Raises HookError (StatusPortInUse, ...)."""
     try:
@@ -128,7 +144,7 @@ def start_server(port: int, status: Status) -> StatusServer:
         in_use = error.errno == errno.EADDRINUSE
         reason = "StatusPortInUse" if in_use else "StatusPortUnusable"
         raise env.HookError(reason, f"port {port}: {error.strerror}") from None
-    threading.Thread(target=server.serve_forever, name="expertmaps-http", daemon=True).start()
+    threading.Thread(target=_serve, args=[server], name="expertmaps-http", daemon=True).start()
     return server
 
 
@@ -136,14 +152,16 @@ class Published:
     """A status on its port and in its file."""
 
     def __init__(self, publisher: Publisher, server: StatusServer | None) -> None:
-        self._publisher, self._server = publisher, server
+        self._publisher, self._server, self._pid = publisher, server, os.getpid()
 
-    def write(self) -> None:
-        """Write the file now."""
-        self._publisher.write()
+    def changed(self) -> None:
+        """Have the file written soon; the caller does not wait for a disk."""
+        self._publisher.changed()
 
     def close(self) -> None:
-        """Write once more, then give the port back."""
+        """Write once more, then give the port back. A forked child has neither thread."""
+        if os.getpid() != self._pid:
+            return
         self._publisher.close()
         if self._server is not None:
             self._server.shutdown()
@@ -179,4 +197,6 @@ def report_failure(error: BaseException) -> Published:
         version = "unknown"
     status = Status(settings, version)
     status.fail(failure)
-    return publish(status, settings)
+    published = publish(status, settings)
+    atexit.register(published.close)  # a process may end before its thread has written
+    return published

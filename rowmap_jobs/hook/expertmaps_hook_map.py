@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .expertmaps_hook_env import HookError
+    from .expertmaps_hook_files import open_regular
 else:
     from expertmaps_hook_env import HookError
+    from expertmaps_hook_files import open_regular
 
-MAX_MAP_BYTES = 4 << 20
+MAX_MAP_BYTES = 1 << 20
 FINGERPRINT_PARTS = ("shape", "router", "quant", "tokenizer")
 TOP_KEYS = {"version", "fingerprint", "geometry", "rowSetDigest", "layers"}
 GEOMETRY_KEYS = {
@@ -48,7 +50,7 @@ class RowMap:
 def read_map(path: Path) -> bytes:
     """Bytes of the map's file. Raises HookError (MapMissing, MapInvalid)."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_MAP_BYTES + 1)
     except FileNotFoundError:
         raise HookError("MapMissing", f"{path}: no such file; is the ConfigMap gone?") from None
@@ -67,7 +69,7 @@ def parse_map(raw: bytes, model: ModelShape, fingerprint: Mapping[str, str]) -> 
     """
     data = _decode(raw)
     _keys(data, TOP_KEYS, "top level")
-    if data["version"] != 1:
+    if not _same(data["version"], 1):
         raise _invalid("version", data["version"], "1")
     _keys(_object(data["geometry"], "geometry"), GEOMETRY_KEYS, "geometry")
     _check_fingerprint(_object(data["fingerprint"], "fingerprint"), fingerprint)
@@ -117,13 +119,13 @@ def _check_fingerprint(found: Mapping[str, Any], model: Mapping[str, str]) -> No
 
 def _check_geometry(geometry: Mapping[str, Any], model: ModelShape) -> dict[int, int]:
     layers = model.layers
-    if geometry["moeLayers"] != list(layers):
+    if not _same(geometry["moeLayers"], list(layers)):
         raise _invalid("geometry.moeLayers", geometry["moeLayers"], str(list(layers)))
-    if geometry["wholeLayers"] != list(model.whole_layers):
+    if not _same(geometry["wholeLayers"], list(model.whole_layers)):
         raise _invalid(
             "geometry.wholeLayers", geometry["wholeLayers"], str(list(model.whole_layers))
         )
-    if geometry["topK"] != model.top_k:
+    if not _same(geometry["topK"], model.top_k):
         raise _invalid("geometry.topK", geometry["topK"], str(model.top_k))
     if geometry["expertParallel"] is not None:
         raise _invalid("geometry.expertParallel", geometry["expertParallel"], "null")
@@ -191,6 +193,13 @@ def _check_rows(rows: Mapping[str, Any], place: str, experts: int) -> None:
     if len(seen) != experts:
         missing = [expert for expert in range(experts) if expert not in seen][:8]
         raise _invalid(place, f"no expert {missing} in hot or cold", f"all of 0 to {experts - 1}")
+
+
+def _same(found: Any, expected: int | list[int]) -> bool:
+    """Equal and of one type: to Python, 1.0 and true are 1."""
+    if isinstance(expected, list):
+        return found == expected and all(type(item) is int for item in found)
+    return type(found) is int and found == expected
 
 
 def _is_count(value: object) -> bool:

@@ -23,7 +23,7 @@ else:
 PAGE = mmap.PAGESIZE
 PROT_READ, PROT_READ_WRITE = 1, 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS = 0x1, 0x2, 0x10, 0x20
-MADV_DONTNEED, MADV_HUGEPAGE = 4, 14
+MADV_DONTNEED, MADV_DONTFORK, MADV_HUGEPAGE = 4, 10, 14
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "hugetlbfs")
 
 Range = tuple[int, int]
@@ -137,8 +137,12 @@ class Libc:
         return self._map(None, size, MAP_SHARED, descriptor)
 
     def map_anonymous(self, size: int) -> int:
-        """Address of fresh memory of its own, exactly sized to pages."""
+        """Address of fresh memory of its own, exactly sized to pages, that no fork copies.
+
+        The kernel copies pinned pages at a fork at once, and a child has no use for them.
+        """
         address = self._map(None, size, MAP_PRIVATE | MAP_ANONYMOUS, -1)
+        self._libc.madvise(address, size, MADV_DONTFORK)
         self._libc.madvise(address, size, MADV_HUGEPAGE)  # a hint: kernels without it refuse
         return address
 

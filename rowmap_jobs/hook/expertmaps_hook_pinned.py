@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,13 +27,17 @@ else:
 
 REGISTER_MAPPED = 0x02
 CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory.max", "memory.current", "memory.stat", "inactive_file", "active_file"),
     (
         "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
-        "total_inactive_file",
+        "total_inactive_file", "total_active_file",
     ),
 )  # fmt: skip
-"""Limit, use, statistics and the name of evictable page cache there: of cgroup v2 and of v1."""
+"""Limit, use, statistics and the names of page cache there: of cgroup v2 and of v1. A checkpoint
+that was read and then mapped is active, and dropped like the rest."""
+BIND = re.compile(r" bind(?:=[a-z]+)?:([0-9,-]+)")
+"""The memory policy of a mapping in /proc/self/numa_maps that no other node may stand in for."""
+NODE_FREE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 TOUCH_THREADS = 4
 
 
@@ -207,7 +212,8 @@ def parse_cpus(text: str) -> list[int]:
 def host_free(root: Path = Path("/")) -> int:
     """Bytes of host memory this process may still take: MemAvailable, or less by its cgroup.
 
-    A limit of the pod counts: pinned bytes are charged to it. Raises HookError (HookUnsupported).
+    A limit of the pod counts: pinned bytes are charged to it. So do the NUMA nodes that the process
+    is bound to: when they are full, the kernel ends it. Raises HookError (HookUnsupported).
     """
     try:
         available = _fields(root / "proc/meminfo", ":")["MemAvailable"] * 1024
@@ -219,11 +225,46 @@ def host_free(root: Path = Path("/")) -> int:
             limit = int(limit_file.read_text("ascii"))
             used = int(used_file.read_text("ascii"))
             # Page cache that the kernel drops before it refuses memory.
-            cache = _fields(stat_file, None).get(files[3], 0)
+            found = _fields(stat_file, None)
+            cache = sum(found.get(name, 0) for name in files[3:])
         except (OSError, ValueError):
             continue  # no limit ("max"), or the other version
         available = min(available, limit - used + cache)
+    bound = bound_nodes(root)
+    if bound is not None:
+        available = min(available, sum(_node_free(root, node) for node in bound))
     return max(0, available)
+
+
+def bound_nodes(root: Path = Path("/")) -> list[int] | None:
+    """NUMA nodes this process may take memory from, by its cpuset and its memory policy.
+
+    None where it may take from all of them, or the machine does not say.
+    """
+    try:
+        status = (root / "proc/self/status").read_text("ascii", "replace")
+        listed = re.search(r"^Mems_allowed_list:\s*(\S+)", status, re.MULTILINE)
+        online = set(parse_cpus((root / "sys/devices/system/node/online").read_text("ascii")))
+        allowed = online & set(parse_cpus(listed[1])) if listed else online
+        # The program's own text tells the task's policy. No more: for each mapping that is read
+        # the kernel looks at all of its pages.
+        with (root / "proc/self/numa_maps").open("rb", buffering=0) as maps:
+            policy = BIND.search(maps.read(256).partition(b"\n")[0].decode("ascii", "replace"))
+        if policy:
+            allowed &= set(parse_cpus(policy[1]))
+    except (OSError, ValueError):
+        return None
+    return None if allowed == online else sorted(allowed)
+
+
+def _node_free(root: Path, node: int) -> int:
+    """Bytes of one NUMA node that are free, or page cache. 0 where it does not say."""
+    try:
+        text = (root / f"sys/devices/system/node/node{node}/meminfo").read_text("ascii", "replace")
+    except OSError:
+        return 0
+    found = dict(re.findall(r"^Node \d+ (\S+):\s+(\d+) kB", text, re.MULTILINE))
+    return sum(int(found.get(name, 0)) for name in NODE_FREE) * 1024
 
 
 def _fields(path: Path, separator: str | None) -> dict[str, int]:

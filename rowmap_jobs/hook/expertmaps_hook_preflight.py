@@ -4,7 +4,8 @@
 
 Runs where a lane's pod runs: same image, mounts and device. Each file is a launch:
 `{"command": ["vllm", "serve", ...], "env": {"NAME": "value", "GONE": null}}`; the environment is
-that of this process with these changes. Prints one line of JSON:
+that of this process with these changes, and without what only the other file names.
+Prints one line of JSON:
 `{"equal", "left": HASHES, "right": HASHES, "differs": [{"factor", "left", "right"}]}` with HASHES
 `{"compile", "env", "config", "autotune", "caches"}`. Factors are `env.<NAME>`, `<part>.<field>` of
 vLLM's configuration, `inductor.<option>` and `functorch.<option>` of torch, `cache.<name>` for a
@@ -75,6 +76,15 @@ def engine_arguments(command: list[str]) -> list[str]:
         if item in ENTRIES:
             return command[index + 1 :]
     raise HookError("LaunchInvalid", f"command: found no {' or '.join(ENTRIES)} in {command[:4]}")
+
+
+def beside(launch: Launch, other: Launch) -> Launch:
+    """A launch in which what only the other one sets is unset, rather than this process's own.
+
+    A template that drops a variable of the pod it is compared in would else seem to keep it.
+    """
+    named = (name for name, value in other["env"].items() if value is not None)
+    return {**launch, "env": {**dict.fromkeys(named), **launch["env"]}}
 
 
 def environment(launch: Launch, base: Mapping[str, str]) -> dict[str, str]:
@@ -317,7 +327,8 @@ def main(arguments: list[str]) -> int:
     try:
         if len(arguments) != 2:
             raise HookError("LaunchInvalid", f"found {len(arguments)} files, expected 2")
-        left, right = (ask(read_launch(Path(name))) for name in arguments)
+        one, two = (read_launch(Path(name)) for name in arguments)
+        left, right = ask(beside(one, two)), ask(beside(two, one))
     except HookError as failure:
         sys.stderr.write(f"{failure}\n")
         return 2

@@ -11,7 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .expertmaps_hook_files import open_regular
+else:
+    from expertmaps_hook_files import open_regular
 
 IN_FORCE = ("mapDigest", "rowSetDigest", "residency")
 MAX_BYTES = 1 << 20
@@ -33,7 +38,7 @@ def read(folder: Path, ranks: int, since: float) -> list[Wire]:
     found = []
     for rank in range(1, ranks):
         try:
-            with (folder / file_name(rank)).open("rb") as file:
+            with open_regular(folder / file_name(rank)) as file:
                 wire = json.loads(file.read(MAX_BYTES))
             if wire["rank"] == rank and wire["startedAt"] >= int(since):
                 found.append(wire)

@@ -219,5 +219,5 @@ def row_hashes(address: int, segment: pages.Segment) -> list[bytes]:
 
     if segment.row_bytes < 1 << 16:
         return [one(row) for row in range(rows)]
-    with ThreadPoolExecutor(max(1, min(8, len(os.sched_getaffinity(0))))) as pool:
+    with ThreadPoolExecutor(min(8, len(env.cpus())), initializer=env.leave_bound_cpu) as pool:
         return list(pool.map(one, range(rows)))

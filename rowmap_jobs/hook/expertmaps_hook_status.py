@@ -27,6 +27,8 @@ else:
 
 STATUS_FILE = ranks.file_name(0)
 REFRESH_SECONDS = 1.0
+CLOSE_SECONDS = 3.0
+"""vLLM gives its workers 5 seconds to end."""
 STALE_SECONDS = 10.0
 """An unchanged status is written again after this, so that updatedAt shows life."""
 
@@ -193,8 +195,11 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="expertmaps-status", daemon=True)
 
     def start(self) -> None:
-        self.write()
         self._thread.start()
+
+    def changed(self) -> None:
+        """Have it written soon, from this thread's own: a volume may hang."""
+        self._wake.set()
 
     def write(self) -> None:
         """Write now. A folder that cannot be written is logged once; GET /status still works."""
@@ -217,10 +222,18 @@ class Publisher:
                     env.logger.warning("expertmaps: %s not written: %s", self._name, error)
 
     def close(self) -> None:
-        """Write once more and stop."""
+        """Write once more and stop, for a bounded time."""
         self._stop.set()
-        self.write()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
-        while not self._stop.wait(REFRESH_SECONDS):
+        env.leave_bound_cpu()
+        while True:
+            self._wake.clear()
+            ending = self._stop.is_set()
             self.write()
+            if ending:
+                return
+            self._wake.wait(REFRESH_SECONDS)

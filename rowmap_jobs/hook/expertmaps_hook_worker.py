@@ -49,8 +49,10 @@ else:
 ATTRIBUTE = "_expertmaps_session"
 WRITERS = (
     "reload_weights", "start_weight_update", "start_draft_weight_update", "update_weights",
-    "reset_weights", "sleep",
+    "reset_weights",
 )  # fmt: skip
+READERS = ("compute_weight_checksums", "save_sharded_state", "save_tensorized_model")
+"""Calls of a worker that read all weights: rows that left the device are not where they look."""
 
 
 class Session:
@@ -62,7 +64,9 @@ class Session:
         self.residency: Residency | CudaResidency | None = None
         self.capture: capture.Capture | None = None
         self._undo: list[Any] = []
-        self._warm = self._closed = False
+        self._warm = self._closed = self._loaded = False
+        self._pid = os.getpid()
+        self._ended: capture.Capture | None = None
         self._runner_name = runners.runner_name(worker)
         self.status.set(runner=self._runner_name)
         self.autotune = Watch(os.environ)
@@ -102,6 +106,7 @@ class Session:
             self._follow()
         except Exception as error:
             self._fail(error)
+        self._loaded = True
         return result
 
     def _check(self) -> None:
@@ -131,7 +136,8 @@ class Session:
         residency = self._residency(layers, chosen.hot)
         # Before the move: what a failed move could not put back is tried again, and told.
         self._undo.append(residency.undo)
-        residency.move(selftest.probe)
+        most = int(self.worker.vllm_config.scheduler_config.max_num_batched_tokens)
+        residency.move(functools.partial(selftest.probe, most=most))
         self.residency = residency
         self._refuse_writers()
         kernels = installers.wire_kernels(item.container for item in layers)
@@ -156,14 +162,23 @@ class Session:
 
     def _refuse_writers(self) -> None:
         """No weight changes under the hook: moved rows are read-only, and counts belong to the
-        weights whose fingerprint was read."""
-        for name in WRITERS:
-            if hasattr(self.worker, name):
-                setattr(self.worker, name, functools.partial(_refuse_write, name))
-                self._undo.append(functools.partial(delattr, self.worker, name))
+        weights whose fingerprint was read. Nor is one read where only its shell is left."""
+        away = self.settings.mode == "serve" and self.runner.device.type != "cpu"
+        for name in WRITERS + READERS * away:
+            self._stand_in(name, functools.partial(_refuse_call, name))
+        if away:
+            # The engine has paused its scheduler by then: an error here would leave it paused.
+            self._stand_in("sleep", _no_sleep)
+
+    def _stand_in(self, name: str, call: Any) -> None:
+        """Put a call over one of the worker's, where it has that."""
+        if hasattr(self.worker, name):
+            setattr(self.worker, name, call)
+            self._undo.append(functools.partial(delattr, self.worker, name))
 
     def _count(self, loaded: Any, shape: rowmap.ModelShape) -> None:
-        self._undo.append(functools.partial(capture.unbind, loaded))
+        # Compiled code looks the capture up at each step: once loaded it stays, and only writes.
+        self._undo.append(lambda: None if self._loaded else capture.unbind(loaded))
         capturer = capture.bind(loaded, self.worker.vllm_config)
         counters = Counters(
             capturer.device_buffer, shape.experts, shape.top_k, self.settings.capture_slots
@@ -235,7 +250,7 @@ class Session:
             env.logger.warning("expertmaps: no evidence of the autotuner", exc_info=True)
         self.status.ready()
         if self.publisher is not None:
-            self.publisher.write()
+            self.publisher.changed()
 
     def _fail(self, error: BaseException, reason: str = "HookFailed") -> None:
         """Undo everything and say why."""
@@ -248,12 +263,12 @@ class Session:
         self.status.set(generation=0, mapDigest=None, rowSetDigest=None, residency=None)
         if self.capture is not None:
             # What was counted stays in the status; nothing more is.
-            self.capture.close(failure.reason)
-            self.capture = None
+            self.capture.end(failure.reason)
+            self._ended, self.capture = self.capture, None
         self._take_back()
         self.residency = None
         if self.publisher is not None:
-            self.publisher.write()
+            self.publisher.changed()
 
     def _take_back(self) -> None:
         """Undo everything. What cannot be undone is told, and no weight update may write to it."""
@@ -270,12 +285,14 @@ class Session:
 
     def close(self) -> None:
         """The engine stops: write what is there."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a forked child ends: not the engine
             return
         self._closed = True
         atexit.unregister(self.close)  # else it keeps the model of an engine that has ended
         if self.capture is not None:
-            self.capture.close("Stopped")
+            self.capture.end("Stopped")
+        for counted in filter(None, (self.capture, self._ended)):
+            counted.join()
         if self.status.phase != "Failed":
             self.status.set(phase="Stopped")
         if self.publisher is not None:
@@ -288,11 +305,17 @@ def _pod_ranks(worker: Any) -> int:
     return int(getattr(parallel, "local_world_size", 1))
 
 
-def _refuse_write(name: str, *args: Any, **kwargs: Any) -> Any:
+def _refuse_call(name: str, *args: Any, **kwargs: Any) -> Any:
+    reason = "WeightReloadUnsupported" if name in WRITERS else "WeightReadUnsupported"
     raise RuntimeError(
-        f"expertmaps: WeightReloadUnsupported: {name} while the hook serves a map or counts; "
+        f"expertmaps: {reason}: {name} while the hook serves a map or counts; "
         "start the engine with EXPERTMAPS_MODE=off for it"
     )
+
+
+def _no_sleep(*args: Any, **kwargs: Any) -> None:
+    """As vLLM's own does on a CPU. With sleep mode, whose memory can go, no map is served."""
+    env.logger.warning("expertmaps: SleepModeUnsupported: the engine pauses and frees no memory")
 
 
 def _report(error: Exception) -> None:

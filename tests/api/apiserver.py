@@ -9,10 +9,8 @@ in their conftest.py; one server is shared by all of them.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import signal
 import ssl
 import subprocess
 import tempfile
@@ -26,6 +24,7 @@ import pytest
 import yaml
 from kubernetes import client, config
 
+from tests.children import end_with_parent
 from tests.ports import free_ports
 
 TOKEN = (
@@ -67,10 +66,6 @@ def wait_for(what: str, check: Callable[[], bool], seconds: float, pause: float 
         time.sleep(pause)
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 @dataclass
 class _Processes:
     """Child processes; none outlives this one."""
@@ -86,7 +81,7 @@ class _Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def check(self) -> None:

@@ -33,7 +33,8 @@ def test_help_and_usage_errors_load_nothing_heavy(arguments: list[str]) -> None:
     loaded = set(ran.stdout.splitlines()[-1].split())
     assert "rowmap_jobs.cli.commands.place" in loaded
     assert not loaded & {"numpy", "pydantic", "yaml", "rowmap_jobs.formats.base"}
-    assert after.ru_utime - before.ru_utime < 0.3
+    # Some ten times what it takes: a machine may be slow, and nothing compiled yet.
+    assert after.ru_utime - before.ru_utime < 1
 
 
 def examples(name: str) -> list[list[str]]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,11 @@ from typing import Any
 from tests.demo.settings import CLUSTER_TOOL, DemoError
 
 Object = dict[str, Any]
+
+
+NOT_REACHED = ("Unable to connect to the server", "connection refused", "TLS handshake timeout")
+"""What kubectl says when a request did not get to the API server, as on a busy machine."""
+TRIES = 4
 
 
 class Kube:
@@ -24,9 +30,13 @@ class Kube:
 
     def run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:
         """Run a command with the cluster's environment; stdout. Raises DemoError."""
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, env=self.env, check=False
-        )
+        for attempt in range(TRIES):
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, text=True, env=self.env, check=False
+            )
+            if not done.returncode or not any(word in done.stderr for word in NOT_REACHED):
+                break
+            time.sleep(2 * attempt)
         if check and done.returncode:
             raise DemoError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
         return done.stdout
@@ -83,6 +93,8 @@ class Kube:
             match = re.search(r"127\.0\.0\.1:(\d+)", line)
             if match is None:
                 raise DemoError(f"port-forward to {target}: {line.strip()}")
+            # It writes a line for each connection, and stops when nobody reads them.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
             yield f"http://127.0.0.1:{match.group(1)}"
         finally:
             process.terminate()

@@ -112,9 +112,11 @@ def ground(kube: Kube, before: dict[str, Any], settings: Settings) -> Kube:
 @pytest.fixture(scope="module")
 def lane(ground: Kube) -> Iterator[Kube]:
     """Three stand-in pods with two accepted maps; no class is active yet."""
-    stubs.bring_up(ground, stubs.REPLICAS)
-    yield ground
-    stubs.take_down(ground)
+    try:
+        stubs.bring_up(ground, stubs.REPLICAS)
+        yield ground
+    finally:
+        stubs.take_down(ground)
 
 
 @pytest.fixture(scope="session")

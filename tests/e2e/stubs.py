@@ -45,6 +45,7 @@ def transcripts(name: str, now: datetime) -> bytes:
 def workload(replicas: int, name: str = WORKLOAD, **spec: Any) -> Object:
     """The Deployment; `spec` overrides fields of its spec."""
     health = {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1}
+    health |= {"timeoutSeconds": 5, "failureThreshold": 5}  # the two cores are often busy
     labels = {"app": name}
     container = {
         "name": "engine",
@@ -191,13 +192,23 @@ def break_map(kube: Kube, name: str, mode: str) -> None:
 
 def mend(kube: Kube) -> None:
     """From now on, pods that start are good."""
-    kube.kubectl("delete", "configmap", "faults")
+    kube.kubectl("delete", "configmap", "faults", "--ignore-not-found")
 
 
 def said(kube: Kube, kind: str) -> str:
     """A condition of the lane as status/reason."""
     found = condition(kube.get("lane", LANE), kind)
     return f"{found.get('status')}/{found.get('reason')}"
+
+
+def until_said(kube: Kube, kind: str, wanted: str, seconds: float = 120) -> None:
+    """Wait for a condition of the lane: what follows a state may be told a turn later."""
+
+    def look() -> tuple[bool, str]:
+        seen = said(kube, kind)
+        return seen == wanted, seen
+
+    kube.until(f"{kind} is {wanted}", look, seconds, every=0.5)
 
 
 def state(kube: Kube, name: str = LANE) -> tuple[str, str, str]:

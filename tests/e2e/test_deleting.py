@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -35,11 +36,20 @@ def serving(lane: Kube) -> Kube:
 @pytest.fixture
 def down(serving: Kube) -> Iterator[Kube]:
     """No operator runs until it is scaled up again."""
-    serving.kubectl("scale", OPERATOR, "--replicas=0")
+    with no_operator(serving):
+        yield serving
+
+
+@contextmanager
+def no_operator(kube: Kube) -> Iterator[None]:
+    """None runs in the body; there is one again afterwards, whatever happened."""
+    kube.kubectl("scale", OPERATOR, "--replicas=0")
     gone = ("pod", "-l", "app.kubernetes.io/component=operator", "--timeout=60s")
-    serving.kubectl("wait", "--for=delete", *gone)
-    yield serving
-    operator_up(serving)
+    kube.kubectl("wait", "--for=delete", *gone)
+    try:
+        yield
+    finally:
+        operator_up(kube)
 
 
 def operator_up(kube: Kube) -> None:
@@ -154,10 +164,9 @@ def test_restore_gives_the_workload_its_own_template_back(serving: Kube) -> None
 def test_restore_holds_when_no_operator_ran_at_the_deletion(serving: Kube) -> None:
     stubs.edit(serving, deletionPolicy="Restore")
     until_noted(serving)
-    serving.kubectl("scale", OPERATOR, "--replicas=0")
-    serving.kubectl("delete", f"lane/{stubs.LANE}")
-    assert set(stubs.pods(serving).values()) != {""}
-    operator_up(serving)
+    with no_operator(serving):
+        serving.kubectl("delete", f"lane/{stubs.LANE}")
+        assert set(stubs.pods(serving).values()) == {stubs.digest(serving, "a")}
     serving.until("the own template is back", lambda: (own_template(serving), ""), 180, every=1)
 
 
@@ -167,5 +176,7 @@ def test_uninstalling_leaves_lanes_serving(serving: Kube, settings: Settings) ->
         assert serving.get("lane", stubs.LANE) is not None
         assert set(stubs.pods(serving).values()) == {stubs.digest(serving, "a")}
         deploy.operator(serving, settings)
+        # Only the new operator can look at this generation of the lane.
+        stubs.edit(serving, rollback={"holdDuration": "3h"})
         stubs.until(serving, SERVING)
         assert condition(serving.get("lane", stubs.LANE), "Verified")["status"] == "True"

@@ -90,7 +90,12 @@ def test_a_way_back_ends_alike_wherever_the_operator_is_killed(
     lane: Kube, state: str, reached: Seen
 ) -> None:
     stubs.switch(lane, "a")
-    stubs.until(lane, ("stub-a", SERVING, rollout(lane).get("state", "Verified")), 240)
+
+    def serves_a() -> tuple[bool, str]:
+        seen = stubs.state(lane)
+        return seen in [("stub-a", SERVING, end) for end in ("Verified", "RolledBack")], str(seen)
+
+    lane.until("the lane serves stub-a", serves_a, 240, every=0.5)
     stubs.edit(lane, rollback={"holdDuration": f"{1 + BACK.index((state, reached))}h"})
     stubs.break_map(lane, "q", "hook-error")
     stubs.switch(lane, "q")
@@ -98,7 +103,7 @@ def test_a_way_back_ends_alike_wherever_the_operator_is_killed(
     kill_operator(lane)
     stubs.until(lane, ("stub-a", SERVING, "RolledBack"), 300)
     assert stubs.said(lane, "RolledBack") == "True/HookFailed"
-    assert stubs.said(lane, "Progressing") == "False/DigestHeld"
+    stubs.until_said(lane, "Progressing", "False/DigestHeld")
     end_of_a_rollout(lane, "a")
     stubs.mend(lane)
 
@@ -107,7 +112,7 @@ def end_of_a_rollout(kube: Kube, name: str) -> None:
     """All pods with the map, no gate, nothing twice in the history."""
     assert set(stubs.pods(kube).values()) == {stubs.digest(kube, name)}
     assert len(stubs.pods(kube)) == stubs.REPLICAS
-    assert gate(kube) == 0
+    kube.until("the gate is given back", lambda: (gate(kube) == 0, str(gate(kube))), 120)
     history = (kube.get("lane", stubs.LANE) or {})["status"]["history"]
     ids = [item["id"] for item in history]
     assert len(set(ids)) == len(ids)

@@ -78,6 +78,11 @@ def kill_in(demo: Demo, what: str, reached: Callable[[Demo], bool]) -> None:
     killing.kill_operator(demo.kube)
 
 
+def gate(demo: Demo) -> int:
+    workload = demo.kube.get("deployment", WORKLOAD) or {}
+    return int(workload["spec"].get("minReadySeconds", 0))
+
+
 def settled(demo: Demo, class_: str, state: str) -> None:
     """The lane serves a class, with one pod, no gate, and nothing twice in its history."""
 
@@ -87,8 +92,7 @@ def settled(demo: Demo, class_: str, state: str) -> None:
 
     demo.kube.until(f"{LANE} serves {class_}: {state}", look, BOOT_SECONDS, 0.5)
     assert hooked_with(demo, class_) == 1
-    workload = demo.kube.get("deployment", WORKLOAD) or {}
-    assert workload["spec"].get("minReadySeconds", 0) == 0
+    demo.kube.until("the gate is given back", lambda: (not gate(demo), str(gate(demo))), 120)
     history = (demo.kube.get("lane", LANE) or {})["status"]["history"]
     assert len({item["id"] for item in history}) == len(history)
     report = demo.status()

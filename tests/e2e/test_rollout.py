@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -27,13 +28,13 @@ def fewest_ready(kube: Kube) -> Iterator[list[int]]:
             item = kube.get("deployment", stubs.WORKLOAD) or {}
             seen.append((item.get("status") or {}).get("readyReplicas", 0))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            yield seen
+        finally:
+            stop.set()
+        watching.result()  # a watch that broke off has seen nothing
 
 
 def test_a_lane_without_a_class_is_left_alone(lane: Kube) -> None:
@@ -52,7 +53,7 @@ def test_a_failed_first_adoption_gives_the_own_template_back(lane: Kube) -> None
     after = stubs.pods(lane)
     assert set(after.values()) == {""} and len(before.keys() & after.keys()) == REPLICAS - 1
     assert stubs.said(lane, "RolledBack") == "True/PodFailed"
-    assert stubs.said(lane, "Progressing") == "False/DigestHeld"
+    stubs.until_said(lane, "Progressing", "False/DigestHeld")
     workload = lane.get("deployment", stubs.WORKLOAD) or {}
     template = workload["spec"]["template"]
     assert "annotations" not in template["metadata"]
@@ -93,7 +94,7 @@ def test_a_failing_pod_brings_the_last_map_back(lane: Kube, fault: str, reason: 
     assert set(after.values()) == {stubs.digest(lane, "a")}
     assert len(before.keys() & after.keys()) == REPLICAS - 1, "one pod was taken, no more"
     assert stubs.said(lane, "RolledBack") == f"True/{reason}"
-    assert stubs.said(lane, "Progressing") == "False/DigestHeld"
+    stubs.until_said(lane, "Progressing", "False/DigestHeld")
     message = condition(lane.get("lane", stubs.LANE), "RolledBack")["message"]
     assert stubs.digest(lane, "q") in message and stubs.digest(lane, "a") in message
     assert f"pod {stubs.WORKLOAD}-" in message and "held until" in message
@@ -131,7 +132,7 @@ def test_without_rollback_a_failing_pod_stops_the_rollout(lane: Kube) -> None:
     assert len(before.keys() & after.keys()) == REPLICAS - 1, "one pod was taken, no more"
     item = lane.get("lane", stubs.LANE)
     assert "FingerprintMismatch" in condition(item, "Ready")["message"]
-    assert stubs.said(lane, "Progressing") == "False/RolloutStopped"
+    stubs.until_said(lane, "Progressing", "False/RolloutStopped")
     events = lane.kubectl("get", "events", "--field-selector", "reason=RolloutStopped")
     assert "HookFailed" in events
 

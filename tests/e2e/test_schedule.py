@@ -33,7 +33,7 @@ def test_the_next_run_follows_the_traffic_and_only_a_better_map_moves_the_lane(l
         stubs.LANE, CLASS, schedule="* * * * *", timeZone="Europe/Berlin", acceptance=acceptance
     )
     stubs.apply(lane, stubs.traffic_class(CLASS, f"{CLASS}/"), every_minute)
-    lane.kubectl("wait", "--for=condition=Ready", f"em/{MAP}", "--timeout=180s")
+    lane.kubectl("wait", "--for=condition=Ready", f"em/{MAP}", "--timeout=300s")
     stubs.edit(lane, activeTrafficClass=CLASS)
     stubs.until(lane, (CLASS, "True/LaneServing", "Verified"))
     first = accepted(lane)
@@ -43,7 +43,7 @@ def test_the_next_run_follows_the_traffic_and_only_a_better_map_moves_the_lane(l
         return found.get("reason") == "NotBetterThanCurrent", str(found)
 
     with untouched(lane):
-        lane.until("a run on the same traffic moves nothing", judged, 180)
+        lane.until("a run on the same traffic moves nothing", judged, 300)
     assert accepted(lane) == first
     assert condition(lane.get("em", MAP), "Fresh")["status"] == "True"
 
@@ -54,7 +54,7 @@ def test_the_next_run_follows_the_traffic_and_only_a_better_map_moves_the_lane(l
         found = accepted(lane)
         return found["digest"] != first["digest"], str(condition(lane.get("em", MAP), "Accepted"))
 
-    lane.until("the new mix has its map", moved, 240)
+    lane.until("the new mix has its map", moved, 480)
     stubs.until(lane, (CLASS, "True/LaneServing", "Verified"), 240, after=before)
     second = accepted(lane)
     active = (lane.get("lane", stubs.LANE) or {})["status"]["active"]["digest"]

@@ -1,12 +1,13 @@
 """Runs vLLM in this process as a JSON plan says; a script for the engine's Python.
 
 Plan: {"out": path, "runs": [{"name", "model", "env", "kwargs", "generate": [...], "rpc", "occupy",
-"memlock", "metrics"}]}. Each run is an engine of its own with the given EXPERTMAPS_* environment.
+"memlock", "metrics", "broken"}]}. Each run is an engine of its own with the given EXPERTMAPS_*
+environment.
 A generate entry has `texts` or `prompts` (lists of ids), `params` (SamplingParams), `salt` (a
 cache salt for each prompt), `tags` (extra_args for each prompt) and `concurrency` (how many prompts
 run at a time; all by default); or `forced`, the prefix of
 transcript ids with which the first answers of the first run are fed again as prompts. The result
-holds ids and logprobs of each.
+holds ids and logprobs of each. The entries of `broken` run after the counting has failed.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
         llm = LLM(model=plan["model"], **kwargs)
     result: dict[str, Any] = {"boot": time.monotonic() - started}
     result["ready"] = None if "occupy" in plan else status()
-    for entry in plan.get("generate", []):
+    for entry in (*plan.get("generate", []), *plan.get("broken", [])):
         if "texts" in entry:
             tokenizer = llm.get_tokenizer()
             entry["prompts"] = [tokenizer.encode(text) for text in entry["texts"]]
@@ -138,12 +139,25 @@ def run(plan: dict[str, Any], first: tuple[Any, Any] | None) -> dict[str, Any]:
         result["rpc"] = "\n".join(called(llm, name) for name in calls)
     time.sleep(0.5)
     if "occupy" in plan:
-        time.sleep(1.5)
-        result["status"] = json.loads(Path(os.environ["EXPERTMAPS_DIR"], "status.json").read_text())
+        path = Path(os.environ["EXPERTMAPS_DIR"], "status.json")
+        deadline = time.monotonic() + 30
+        while True:
+            result["status"] = json.loads(path.read_text())
+            if result["status"]["phase"] == "Serving" or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
     else:
         result["status"] = status()
+    if plan.get("broken"):
+        llm.collective_rpc(break_counting)
+        result["broken"] = [generate(llm, entry) for entry in plan["broken"]], status()
     llm.llm_engine.engine_core.shutdown()
     return result
+
+
+def break_counting(worker: Any) -> None:
+    """What the hook does when a step of its own counting fails."""
+    worker._expertmaps_session._fail(RuntimeError("broken by a test"), "CountFailed")
 
 
 def main() -> None:

@@ -49,6 +49,8 @@ ONE_SCALE = "tensor"
 """Takes one scale over all rows, those without a route too: what padding leaves is not compared."""
 SEEN_IN = ("block", "tensor", "int4-zp", "trtllm")
 HOT = {0: (5, 1, 2), 1: (0, 6, 3)}
+LARGE = 24
+"""Tokens of the self-test's largest batch: few, since the interpreter is slow."""
 
 
 class Method:
@@ -107,8 +109,8 @@ def layers(machine: stand.Machine, kind: str, count: int = 2) -> list[model.MoeL
 
 
 def probe(item: model.MoeLayer, hot: tuple[int, ...]) -> list[Any]:
-    """The hook's self-test with what it adds on a GPU: whole tokens of id -1."""
-    return selftest.probe(item, hot, padding=True)
+    """The hook's self-test with what it adds on a GPU: a large batch, whole tokens of id -1."""
+    return selftest.probe(item, hot, padding=True, most=LARGE)
 
 
 def forward(item: model.MoeLayer, padded: bool = True) -> list[Any]:
@@ -194,7 +196,9 @@ def layers_move_and_go_back_to_the_bit(kind: str) -> None:
         found = layers(machine, kind)
         state = State(found)
         outputs = [run(item) for item in found]
-        assert len(probe(found[0], hot[0])) == (3 + (kind != ONE_SCALE)) * len(selftest.TOKENS)
+        runs = len(selftest.TOKENS) * (3 + (kind != ONE_SCALE))
+        more = selftest.more_sizes(LARGE, EXPERTS, len(hot[0]), TOP_K)
+        assert len(more) >= 3 and len(probe(found[0], hot[0])) == runs + len(more)
         used = machine.device.used
         assert all(output.abs().max() > 0 for output in outputs[0])
         tables = residency(machine, found, hot)
@@ -284,7 +288,7 @@ def one_wrong(place: int) -> Callable[..., None]:
 def places(kind: str, scales: bool) -> list[int]:
     """Places of a layer's weights among its parts, or of its scales and zero points."""
     item = layers(stand.Machine(), kind, 1)[0]
-    parts = cuda._layer(item, HOT[0]).parts
+    parts = cuda._layer(item, HOT[0], torch.device("cpu")).parts
     names = [part.name.replace("qweight", "weight") for part in parts]
     ends = ("scale", "scales", "qzeros") if scales else ("weight",)
     return [index for index, name in enumerate(names) if name.endswith(ends)]

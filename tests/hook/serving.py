@@ -23,6 +23,7 @@ from expertmaps_operator.build.workload import lane_env
 from rowmap_jobs.engine import Engine
 from rowmap_jobs.formats import names
 from rowmap_jobs.formats.status import HookStatus
+from tests.children import end_with_parent
 from tests.hook import layout
 from tests.ports import free_ports
 
@@ -130,6 +131,7 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,28 @@ def padding_is_of_whole_tokens_and_not_compared() -> None:
     assert same(more, selftest.probe(item, (1, 2), padding=True))  # whatever padding rows hold
 
 
+def a_kernel_that_differs_in_large_batches_only_is_caught() -> None:
+    stand.use_installer()
+    item = stand.layers(Machine().device, 1)[0]
+    run = functools.partial(selftest.probe, item, (1, 2), padding=True, most=100)
+    before, forward = run(), item.container.forward_modular
+    more = selftest.more_sizes(100, item.experts, 2, int(item.container.top_k))
+    assert len(before) == 12 + len(more) and more[-1] == 100
+    assert [len(output) for output in before[9:-3]] == more
+    selftest.compare(0, before, run())
+
+    def wrong(x: Any, **kwargs: Any) -> Any:
+        result = forward(x=x, **kwargs).clone()
+        if len(x) > 64:
+            result.view(-1)[-1] += 1
+        return result
+
+    item.container.forward_modular = wrong
+    failure = stand.refused(lambda: selftest.compare(0, before, run()))
+    first = 9 + next(place for place, size in enumerate(more) if size > 64)
+    assert failure.reason == "SelfTestFailed" and f"output {first} is" in failure.message
+
+
 def an_unfinished_output_is_compared_by_route() -> None:
     """Two orders of the same rows are one output; a missing route is zero."""
     values = torch.rand(3, 4)
@@ -275,7 +298,10 @@ CASES: list[Callable[[], None]] = [
     unknown_tensors_are_refused_by_name_wherever_they_are,
     what_is_not_of_the_experts_stays,
     a_row_is_its_weights_and_scales,
+    what_lies_in_a_list_or_a_table_of_the_kernel_is_seen,
+    the_self_test_feeds_what_the_engine_feeds,
     padding_is_of_whole_tokens_and_not_compared,
+    a_kernel_that_differs_in_large_batches_only_is_caught,
     an_unfinished_output_is_compared_by_route,
     a_cuda_device_is_asked_in_order,
     a_view_that_torch_copied_is_refused,

@@ -70,7 +70,8 @@ def make(tmp_path: Path) -> Iterator[Callable[[int], capture.Capture]]:
 
     yield build
     for item in made:
-        item.writer.close()
+        item.writer.end()
+        item.writer.join()
 
 
 def new(name: str, length: int, tag: dict[str, Any] | None = None, **more: Any) -> SimpleNamespace:
@@ -116,7 +117,7 @@ def feed(item: capture.Capture, step: SimpleNamespace) -> None:
 
 def result(item: capture.Capture, name: str) -> dict[str, Any]:
     path = item.writer.folder / name
-    for _ in range(200):
+    for _ in range(3000):
         if path.exists():
             break
         time.sleep(0.01)
@@ -127,7 +128,7 @@ def result(item: capture.Capture, name: str) -> dict[str, Any]:
 
 def reason(item: capture.Capture, name: str) -> str:
     path = item.writer.folder / f"{name}.skip"
-    for _ in range(200):
+    for _ in range(3000):
         if path.exists():
             return path.read_text().strip()
         time.sleep(0.01)
@@ -145,7 +146,8 @@ def test_a_forced_transcript_is_written_when_its_prompt_is_fed(make: Any) -> Non
     assert found["counts"].ravel().tolist() == [4, 6]
     assert int(found["bad"]) == 0 and int(found["recomputed"]) == 0
     feed(item, plan(finished=("r",)))
-    item.writer.close()
+    item.writer.end()
+    item.writer.join()
     assert contract.Counting.from_wire(item.wire(), "counting").to_wire() == {
         "prefillRows": 4, "decodeRows": 6, "recomputedRows": 0, "verifyRows": 0, "missed": 0,
         "transcripts": 1, "skipped": {},
@@ -199,7 +201,8 @@ def test_a_live_transcript_with_drafts_is_skipped_and_verify_rows_are_apart(make
     assert reason(item, "t") == "Speculation"
     feed(item, plan(cached={"r": 4}, rows={"r": 1}))
     feed(item, plan(finished=("r",)))
-    item.writer.close()
+    item.writer.end()
+    item.writer.join()
     assert not (item.writer.folder / "t.npz").exists()
     wire = item.wire()
     assert (wire["prefillRows"], wire["decodeRows"], wire["verifyRows"]) == (3, 2, 2)
@@ -236,7 +239,8 @@ def test_counts_that_find_no_room_leave_their_reason(
     monkeypatch.setattr(capture, "write_atomic", full)
     feed(item, plan(new("r", 4, tag("t", 0, 4))))
     assert reason(item, "t") == "WriteFailed"
-    item.writer.close()
+    item.writer.end()
+    item.writer.join()
     assert item.wire()["skipped"] == {"WriteFailed": 1} and item.wire()["transcripts"] == 0
     monkeypatch.setattr(capture, "write_atomic", original)
     assert [path.name for path in item.writer.folder.iterdir()] == ["t.skip"]
@@ -273,7 +277,8 @@ def test_results_that_wait_for_a_hung_disk_are_not_without_end(
     for index in range(capture.MAX_QUEUED + 9):
         item.writer.put(f"t{index}", snapshot, capture.positions.Tracked(1))
     hung.set()
-    item.writer.close()
+    item.writer.end()
+    item.writer.join()
     counts = list(item.writer.folder.glob("*.npz"))
     reasons = {path.read_text() for path in item.writer.folder.glob("*.skip")}
     assert len(counts) <= capture.MAX_QUEUED + 1 and item.writer.failed >= 8
@@ -373,7 +378,8 @@ def test_pooling_and_bad_ids_leave_no_file(make: Any) -> None:
     item = make()
     feed(item, plan(new("p", 4, sampling_params=None), new("q", 2, tag("../t", 0, 1))))
     assert item.wire()["skipped"] == {"TranscriptIdInvalid": 1, "Pooling": 1}
-    item.writer.close()
+    item.writer.end()
+    item.writer.join()
     assert list(item.writer.folder.iterdir()) == []
 
 
@@ -393,7 +399,8 @@ def test_more_than_the_slots_is_skipped_and_slots_come_back(make: Any) -> None:
     feed(item, plan(cached={"a": 2}, rows={"a": 2}))
     feed(item, plan(new("c", 2, tag("b", 0, 2)), finished=("a", "b")))
     assert result(item, "b.npz")["rows"].tolist() == [0, 2]
-    item.writer.close()
+    item.writer.end()
+    item.writer.join()
     assert not (item.writer.folder / "b.skip").exists()
 
 
@@ -423,5 +430,6 @@ def test_a_batch_that_is_not_the_plan_raises(make: Any) -> None:
 def test_closing_tells_the_readers(make: Any) -> None:
     item = make()
     feed(item, plan(new("a", 9, tag("a", 0, 9)), rows={"a": 4}))
-    item.close("CountFailed")
+    item.end("CountFailed")
+    item.writer.join()
     assert reason(item, "a") == "CountFailed"

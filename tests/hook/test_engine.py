@@ -386,6 +386,7 @@ def compiled(work: Path, maps: dict[str, rowmap.RowMap]) -> dict[str, Any]:
         found.update(run(work / f"compiled-{name}", runs, **env))
     count = {"name": "count", "env": {"EXPERTMAPS_MODE": "count"}, **common}
     count["generate"] = [ANSWERS, {"forced": "t", "salt": "a"}]
+    count["broken"] = [ANSWERS]
     env["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor-count")
     found.update(run(work / "compiled-count", [_reference(count), count], **env))
     shutil.rmtree(cache)
@@ -393,7 +394,8 @@ def compiled(work: Path, maps: dict[str, rowmap.RowMap]) -> dict[str, Any]:
 
 
 def _reference(count: dict[str, Any]) -> dict[str, Any]:
-    return {**count, "name": "first", "generate": [ANSWERS], "env": {"EXPERTMAPS_MODE": "off"}}
+    off = {"EXPERTMAPS_MODE": "off"}
+    return {**count, "name": "first", "generate": [ANSWERS], "env": off, "broken": []}
 
 
 def test_another_map_hits_the_compile_cache(
@@ -432,6 +434,17 @@ def test_compiled_answers_are_the_same_bits(compiled: dict[str, Any]) -> None:
     plain = compiled["plain"]["results"][0]
     for name in ("a", "b", "count"):
         assert compiled[name]["results"][0] == plain, name
+
+
+def test_counting_that_breaks_in_a_compiled_engine_leaves_it_serving(
+    compiled: dict[str, Any],
+) -> None:
+    """The compiled model looks the capture up at each step: it has to be there still."""
+    (answers,), said = compiled["count"]["broken"]
+    assert answers == compiled["first"]["results"][0]
+    found = contract.HookStatus.from_wire(said, "status")
+    assert found.error is not None
+    assert (found.phase, found.error.reason) == ("Failed", "CountFailed")
 
 
 def test_compiled_counts_are_those_of_eager(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,11 @@ def refused(raw: bytes, shape: hook_map.ModelShape | None = None) -> str:
         (lambda w: w["geometry"].update(hotRows={"0": 4}), "geometry.hotRows"),
         (lambda w: w["geometry"].update(more=1), "geometry: found keys"),
         (lambda w: w.update(version=2), "version: found 2"),
+        (lambda w: w.update(version=1.0), "version: found 1.0"),
+        (lambda w: w.update(version=True), "version: found True"),
+        (lambda w: w["geometry"].update(topK=2.0), "geometry.topK: found 2.0, expected 2"),
+        (lambda w: w["geometry"].update(moeLayers=[False, 2]), "geometry.moeLayers: found [False"),
+        (lambda w: w["geometry"].update(moeLayers=0), "geometry.moeLayers: found 0"),
         (lambda w: w.update(rowSetDigest=DIGEST), "rowSetDigest: found sha256:aaaa"),
         (lambda w: w.pop("rowSetDigest"), "top level: found keys"),
         (lambda w: w.update(layers=[]), "layers: found []"),
@@ -120,6 +126,15 @@ def test_fingerprint_mismatch_names_the_part(part: str) -> None:
         hook_map.parse_map(build().to_bytes(), model(), {**PRINT, part: "other"})
     assert caught.value.reason == "FingerprintMismatch"
     assert caught.value.message.startswith(f"{part} differ")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/null")])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """A pipe would keep the engine from ever loading."""
+    path = tmp_path / "rowmap.json"
+    make(path)
+    with pytest.raises(env.HookError, match=r"MapMissing: .*not a regular file"):
+        hook_map.read_map(path)
 
 
 def test_missing_and_oversized_files(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_free_host_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path) -> 
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("600000\n")
-    (group / "memory.stat").write_text("anon 500000\ninactive_file 1000\n")
+    (group / "memory.stat").write_text("anon 500000\ninactive_file 400\nactive_file 600\n")
     assert pinned.host_free(tmp_path) == 1000 * 1024
     (group / "memory.max").write_text("900000\n")
     assert pinned.host_free(tmp_path) == 900000 - 600000 + 1000
@@ -173,7 +173,8 @@ def test_free_host_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path) -> 
     (group / "memory").mkdir()
     (group / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")  # none
     (group / "memory/memory.usage_in_bytes").write_text("600000\n")
-    (group / "memory/memory.stat").write_text("inactive_file 7\ntotal_inactive_file 2000\n")
+    own, whole = "inactive_file 7\nactive_file 5\n", "total_inactive_file 1200\n"
+    (group / "memory/memory.stat").write_text(own + whole + "total_active_file 800\n")
     assert pinned.host_free(tmp_path) == 1000 * 1024
     (group / "memory/memory.limit_in_bytes").write_text("900000\n")
     assert pinned.host_free(tmp_path) == 900000 - 600000 + 2000
@@ -181,6 +182,49 @@ def test_free_host_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path) -> 
     (tmp_path / "proc/meminfo").write_text("")
     with pytest.raises(env.HookError, match="MemAvailable"):
         pinned.host_free(tmp_path)
+
+
+def nodes(root: Path, online: str, allowed: str, policy: str) -> None:
+    """A machine's nodes, 1000 kB free in each but number 0, which has 100 and page cache."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemAvailable: 9999 kB\n")
+    (root / "proc/self/status").write_text(f"Name:\tvllm\nMems_allowed_list:\t{allowed}\n")
+    (root / "proc/self/numa_maps").write_text(f"7f00 {policy} file=/bin/x\n7f01 bind:7\n")
+    folder = root / "sys/devices/system/node"
+    for node in pinned.parse_cpus(online):
+        (folder / f"node{node}").mkdir(parents=True)
+        free = 1000 if node else 100
+        text = f"Node {node} MemTotal: 4000 kB\nNode {node} MemFree:  {free} kB\n"
+        text += "" if node else "Node 0 Active(file): 20 kB\nNode 0 Inactive(file): 3 kB\n"
+        (folder / f"node{node}/meminfo").write_text(text)
+    (folder / "online").write_text(f"{online}\n")
+
+
+@pytest.mark.parametrize(
+    ("online", "allowed", "policy", "free"),
+    [
+        ("0-1", "0-1", "default", 9999),
+        ("0-1", "0-63", "interleave:0", 9999),  # possible nodes are listed, too
+        ("0-1", "0-1", "bind:0", 123),
+        ("0-1", "0-1", "bind=static:0", 123),
+        ("0-2", "1-2", "default", 2000),
+        ("0-2", "0-1", "bind:1-2", 1000),
+        ("0", "0", "bind:0", 9999),
+    ],
+)
+def test_a_process_bound_to_some_nodes_has_their_memory_alone(
+    tmp_path: Path, online: str, allowed: str, policy: str, free: int
+) -> None:
+    """What a bound process takes beyond them ends it: no other node stands in."""
+    nodes(tmp_path, online, allowed, policy)
+    assert pinned.host_free(tmp_path) == free * 1024
+
+
+def test_a_machine_that_does_not_list_its_nodes_binds_nobody(tmp_path: Path) -> None:
+    assert pinned.bound_nodes(tmp_path) is None
+    nodes(tmp_path, "0-1", "0-1", "bind:1")
+    (tmp_path / "sys/devices/system/node/node1/meminfo").unlink()
+    assert pinned.host_free(tmp_path) == 0
 
 
 def test_the_runtime_of_this_process_is_used_or_none(tmp_path: Path) -> None:

@@ -183,6 +183,37 @@ def test_the_environment_is_this_ones_with_the_launchs_changes() -> None:
     assert found == {"A": "2", "NEW": "3", "KEPT": "y", hook.OWNER_MARK: "preflight"}
 
 
+def test_a_variable_that_only_one_launch_names_is_unset_for_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A template that drops a variable of the pod it is compared in differs from it."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    asked: list[dict[str, str]] = []
+
+    def ask(launch: Any) -> dict[str, Any]:
+        asked.append(preflight.environment(launch, os.environ))
+        return {"factors": {}, "parts": {}}
+
+    monkeypatch.setattr(preflight, "ask", ask)
+    monkeypatch.setattr(preflight, "compare", lambda *_: {"equal": True})
+    for name, given in (("live", {"VLLM_USE_V2_MODEL_RUNNER": "1"}), ("new", {"NEW": "1"})):
+        command = ["vllm", "serve"]
+        (tmp_path / name).write_text(json.dumps({"command": command, "env": given}))
+    assert preflight.main([str(tmp_path / "live"), str(tmp_path / "new")]) == 0
+    live, new = asked
+    assert live["VLLM_USE_V2_MODEL_RUNNER"] == "1" and "NEW" not in live
+    assert new["NEW"] == "1" and "VLLM_USE_V2_MODEL_RUNNER" not in new
+    assert live["PATH"] == new["PATH"] == os.environ["PATH"]
+
+
+def test_a_variable_that_one_launch_unsets_is_the_pods_own_for_the_other() -> None:
+    live = {"command": [], "env": {}}
+    new = {"command": [], "env": {"VLLM_USE_V2_MODEL_RUNNER": None}}
+    pod = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    assert "VLLM_USE_V2_MODEL_RUNNER" in preflight.environment(preflight.beside(live, new), pod)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in preflight.environment(preflight.beside(new, live), pod)
+
+
 def test_help_says_what_a_launch_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight.main(["--help"]) == 0
     assert '{"command": ["vllm", "serve", ...]' in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ def test_files_of_an_earlier_boot_or_half_a_file_are_no_rank(tmp_path: Path) -> 
     assert [item["rank"] for item in ranks.read(tmp_path, 8, 100.7)] == [1]
 
 
+def test_a_pipe_of_a_ranks_name_is_no_status(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ranks.file_name(1))
+    assert ranks.read(tmp_path, 2, 0.0) == []
+
+
 def test_a_rank_that_fails_fails_the_pod_on_its_port(tmp_path: Path) -> None:
     """Both sides as the workers run them: rank 1 writes its file, rank 0 answers."""
     port = free_ports(1)[0]
@@ -80,11 +86,11 @@ def test_a_rank_that_fails_fails_the_pod_on_its_port(tmp_path: Path) -> None:
         for state in states:
             state.set(mapDigest=A, rowSetDigest=A, generation=1)
             state.ready()
-        published[1].write()
+        published[1]._publisher.write()
         assert contract.parse(states[0].to_bytes(), "pod").phase == "Ready"
         states[1].fail(env.HookError("SelfTestFailed", "layer 3"))
-        published[1].write()
-        published[0].write()
+        published[1]._publisher.write()
+        published[0]._publisher.write()
         for raw in (states[0].to_bytes(), (tmp_path / "status.json").read_bytes()):
             found = contract.parse(raw, "pod")
             assert (found.phase, found.rank, found.map_digest) == ("Failed", 0, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,6 +19,8 @@ import pytest
 
 from rowmap_jobs.formats import status as contract
 from rowmap_jobs.hook import manifest
+from tests.children import end_with_parent
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.hook, pytest.mark.engine]
 
@@ -31,12 +32,6 @@ BOOT_SECONDS = 1200
 PROMPT = list(range(100, 130))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 API_SERVER = ("vllm.entrypoints.openai.api_server", "--model")
 SERVE = ("vllm.entrypoints.cli.main", "serve")
 """Modules that start a server, each with what stands before the model."""
@@ -46,7 +41,8 @@ class Server:
     """One `vllm serve` in count mode."""
 
     def __init__(self, folder: Path, start: tuple[str, str] = API_SERVER, *more: str) -> None:
-        self.port, self.status_port, self.folder = free_port(), free_port(), folder
+        self.port, self.status_port = free_ports(2)
+        self.folder = folder
         mount = folder / "mount"
         mount.mkdir()
         layout.mount(mount)
@@ -78,6 +74,7 @@ class Server:
             stdout=self.log,
             stderr=self.log,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
 
     def wait(self) -> None:
@@ -107,7 +104,12 @@ class Server:
             return answer.status, answer.read()
 
     def status(self) -> contract.HookStatus:
-        return contract.parse(self.get(self.status_port, "/status")[1], "status")
+        try:
+            raw = self.get(self.status_port, "/status")[1]
+        except OSError as error:
+            tail = (self.folder / "log").read_text(errors="replace")[-4000:]
+            raise OSError(f"port {self.status_port}: {error}; the server's log: {tail}") from error
+        return contract.parse(raw, "status")
 
     def post(self, path: str, **body: Any) -> Any:
         """The open answer to a request."""

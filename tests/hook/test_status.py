@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import sys
@@ -29,6 +30,7 @@ import pytest
 from rowmap_jobs.formats import names
 from rowmap_jobs.formats import status as contract
 from tests.api.apiserver import wait_for
+from tests.ports import free_ports
 
 DIGEST = "sha256:" + "b" * 64
 FULL: dict[str, Any] = {
@@ -248,6 +250,7 @@ def test_publisher_writes_changes_and_survives_a_bad_folder(tmp_path: Path) -> N
     publisher = hook_status.Publisher(status, tmp_path / "run")
     publisher.start()
     target = tmp_path / "run" / "status.json"
+    wait_for("the file", target.exists, 30)
     assert contract.parse(target.read_bytes(), "f").phase == "Loading"
     before = target.stat().st_ino
     publisher.write()
@@ -257,6 +260,63 @@ def test_publisher_writes_changes_and_survives_a_bad_folder(tmp_path: Path) -> N
     assert contract.parse(target.read_bytes(), "f").phase == "Ready"
     (tmp_path / "file").write_text("")
     hook_status.Publisher(status, tmp_path / "file").write()
+
+
+def test_a_disk_that_hangs_holds_up_nobody_but_its_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine boots, fails and ends while the status file's fsync never returns."""
+    hung, release = threading.Event(), threading.Event()
+
+    def fsync(_: int) -> None:
+        hung.set()
+        release.wait(60)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(hook_status, "CLOSE_SECONDS", 0.1)
+    publisher = hook_status.Publisher(make(), tmp_path / "run")
+    start = time.monotonic()
+    publisher.start()
+    assert hung.wait(30)
+    publisher.changed()
+    publisher.close()
+    assert time.monotonic() - start < 30
+    release.set()
+    publisher._thread.join(30)
+    assert not publisher._thread.is_alive()
+
+
+def test_a_forked_child_gives_no_port_back(tmp_path: Path) -> None:
+    """It has none of the threads that would have to stop for it."""
+    port = free_ports(1)[0]
+    settings = env.Settings(mode="serve", directory=tmp_path, status_port=port)
+    published = http.publish(make(), settings)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # rather than waiting for ever
+        try:
+            published.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert get(f"http://127.0.0.1:{port}/status")[0] == 200
+    published.close()
+
+
+def test_a_publisher_that_never_started_can_be_closed(tmp_path: Path) -> None:
+    hook_status.Publisher(make(), tmp_path).close()
+
+
+def test_what_changed_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook_status, "REFRESH_SECONDS", 3600)
+    said, target = make(), tmp_path / "status.json"
+    publisher = hook_status.Publisher(said, tmp_path)
+    publisher.start()
+    wait_for("the file", target.exists, 30)
+    said.ready()
+    publisher.changed()
+    wait_for("the change", lambda: contract.parse(target.read_bytes(), "f").phase == "Ready", 30)
+    publisher.close()
 
 
 @pytest.fixture
@@ -369,6 +429,26 @@ def test_silent_clients_do_not_block_the_server(
     wait_for("the silent ones lost their places", answered, 30)
     for connection in idle:
         connection.close()
+
+
+def test_a_process_without_file_descriptors_does_not_spin(
+    served: tuple[str, hook_status.Status], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection waits in the backlog, where the server finds it again and again."""
+    tries: list[float] = []
+    accept = http.ThreadingHTTPServer.get_request
+
+    def full(server: Any) -> Any:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise OSError(24, "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(http.ThreadingHTTPServer, "get_request", full)
+    monkeypatch.setattr(http, "ACCEPT_PAUSE_SECONDS", 0.2)
+    url, _ = served
+    assert get(url + "/status")[0] == 200
+    assert len(tries) == 3 and tries[2] - tries[0] >= 0.4
 
 
 def test_clients_that_dribble_lose_their_places(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import expertmaps_hook_worker as worker_module
 import pytest
 
 from rowmap_jobs.formats import status as contract
+from tests.api.apiserver import wait_for
 
 STEP = SimpleNamespace(total_num_scheduled_tokens=3)
 EMPTY = SimpleNamespace(total_num_scheduled_tokens=0)
@@ -39,7 +40,7 @@ def worker_class() -> type[Any]:
     class Worker:
         rank = 0
         use_v2_model_runner = False
-        vllm_config = SimpleNamespace()
+        vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=8192))
         down = False
 
         def load_model(self) -> str:
@@ -139,10 +140,11 @@ def test_a_rank_above_0_writes_a_file_of_its_own(
     monkeypatch.setitem(globals(), "worker_class", second)
     worker = start("off")
     worker.compile_or_warm_up_model()
+    worker.shutdown()  # writes what is left to write
     names = [path.name for path in (tmp_path / "run").iterdir()]
     assert names == ["status-rank1.json"]
     found = contract.parse((tmp_path / "run" / names[0]).read_bytes(), "rank 1")
-    assert (found.rank, found.phase) == (1, "Ready")
+    assert (found.rank, found.phase) == (1, "Stopped")
 
 
 def test_rank_0_of_two_is_ready_with_the_other(
@@ -161,6 +163,7 @@ def test_rank_0_of_two_is_ready_with_the_other(
     own = state(worker)
     assert own.phase == "Loading"
     other = {**session(worker).status.wire(), "rank": 1, "phase": "Ready"}
+    (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "status-rank1.json").write_text(json.dumps(other))
     assert state(worker).phase == "Ready"
 
@@ -220,7 +223,9 @@ def test_a_worker_without_a_session_says_why(
     monkeypatch.setattr(worker_module, "Watch", broken)
     worker = start("serve")
     assert worker.model_runner.execute_model(STEP) == "ran 3"
-    found = contract.parse((tmp_path / "run" / "status.json").read_bytes(), "status")
+    target = tmp_path / "run" / "status.json"
+    wait_for("the status", target.exists, 30)
+    found = contract.parse(target.read_bytes(), "status")
     assert found.error is not None
     assert (found.phase, found.error.reason) == ("Failed", "HookFailed")
     assert "no home" in found.error.message
@@ -421,8 +426,11 @@ class Capture:
         if self.steps == 2:
             raise RuntimeError("the batch is not what the scheduler planned")
 
-    def close(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         self.closed = reason
+
+    def join(self) -> None:
+        """Nothing to wait for."""
 
 
 def test_counting_that_breaks_leaves_the_engine_running(start: Any) -> None:
@@ -477,8 +485,11 @@ class Noted:
     def after(self, _: Any, order: list[str]) -> None:
         self.orders.append(order)
 
-    def close(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         """Nothing to write."""
+
+    def join(self) -> None:
+        """Nor to wait for."""
 
 
 @pytest.fixture
@@ -567,8 +578,85 @@ def test_the_status_file_follows_by_itself(start: Any, tmp_path: Path) -> None:
     worker = start("off")
     worker.compile_or_warm_up_model()
     worker.model_runner.execute_model(STEP)
-    for _ in range(100):
-        if json.loads((tmp_path / "run" / "status.json").read_text())["phase"] == "Serving":
-            return
-        time.sleep(0.05)
-    raise AssertionError("status.json was not written again")
+    target = tmp_path / "run" / "status.json"
+
+    def serving() -> bool:
+        return target.exists() and json.loads(target.read_text())["phase"] == "Serving"
+
+    wait_for("the new phase", serving, 30)
+
+
+def test_a_forked_child_that_ends_does_not_end_the_engines_status(
+    start: Any, tmp_path: Path
+) -> None:
+    worker = start("off")
+    worker.compile_or_warm_up_model()
+    child = os.fork()
+    if not child:
+        try:
+            session(worker).close()
+        finally:
+            os._exit(session(worker)._closed)  # 1: it took itself for the engine
+    assert os.waitpid(child, 0)[1] == 0
+    assert state(worker).phase == "Ready"
+    target = tmp_path / "run" / "status.json"
+    wait_for("the status", target.exists, 30)
+    assert json.loads(target.read_text())["phase"] != "Stopped"
+    worker.shutdown()
+    assert json.loads(target.read_text())["phase"] == "Stopped"
+
+
+@pytest.mark.parametrize(("loaded", "bound"), [(False, None), (True, "kept")])
+def test_a_capture_that_compiled_code_may_look_up_stays(
+    start: Any, monkeypatch: pytest.MonkeyPatch, loaded: bool, bound: str | None
+) -> None:
+    """Taken off before the engine compiled; after that only its rows are dropped."""
+    router = SimpleNamespace(capture_fn="kept")
+    monkeypatch.setattr(Runner, "modules", lambda _: [SimpleNamespace(router=router)])
+    monkeypatch.setattr(worker_module.capture, "bind", lambda *_: SimpleNamespace(device_buffer=1))
+    monkeypatch.setattr(worker_module, "Counters", lambda *_: None)
+    monkeypatch.setattr(
+        worker_module.capture,
+        "Capture",
+        lambda *_: SimpleNamespace(wire=dict, end=lambda _: None, join=lambda: None),
+    )
+
+    def hook(self: worker_module.Session, _: Any) -> None:
+        self._count(self.runner, SimpleNamespace(experts={}, top_k=1))  # type: ignore[arg-type]
+        if not loaded:
+            raise RuntimeError("found late in the load")
+
+    worker = start("count", hook=hook)
+    if loaded:
+        session(worker)._fail(RuntimeError("broken"), "CountFailed")
+    assert session(worker).status.phase == "Failed"
+    assert router.capture_fn == bound
+
+
+@pytest.mark.parametrize(
+    ("kind", "checksum", "sleep"),
+    [("cpu", "computed", "slept"), ("cuda", RuntimeError, None)],
+)
+def test_what_reads_all_weights_or_puts_them_to_sleep(
+    start: Any, monkeypatch: pytest.MonkeyPatch, kind: str, checksum: Any, sleep: Any
+) -> None:
+    """On CUDA a moved layer's own tensors are shells. An engine that sleeps has paused already."""
+    original = worker_class
+
+    def more() -> type[Any]:
+        made = original()
+        made.compute_weight_checksums = lambda _: "computed"
+        made.sleep = lambda _, level: "slept"
+        return made
+
+    monkeypatch.setitem(globals(), "worker_class", more)
+    monkeypatch.setattr(Runner, "device", SimpleNamespace(type=kind))
+    monkeypatch.setattr(worker_module.Session, "_residency", lambda *_: rows)
+    rows = Rows()
+    worker = start("serve", hook=serving(rows, monkeypatch))
+    assert worker.sleep(level=1) == sleep
+    if checksum is RuntimeError:
+        with pytest.raises(RuntimeError, match="WeightReadUnsupported: compute_weight_checksums"):
+            worker.compute_weight_checksums()
+    else:
+        assert worker.compute_weight_checksums() == checksum

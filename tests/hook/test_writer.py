@@ -46,7 +46,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))  # status.json has room,
 for index in range(3):
     writer.put(f"full{index}", snapshot, tracked)
 writer.put_skip("told", "NoSlot")
-writer.close()
+writer.end(); writer.join()
 said.set(phase="Serving")
 published.close()
 print(writer.written, writer.failed)
@@ -56,7 +56,7 @@ index = 0
 while True:
     writer.put(f"t{index}", snapshot, tracked)
     while writer.written <= index: pass
-    said.stepped(); published.write()
+    said.stepped(); published.changed()
     print(index, flush=True)
     index += 1
 """

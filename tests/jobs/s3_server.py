@@ -15,6 +15,7 @@ import boto3
 import botocore.config
 import botocore.exceptions
 
+from tests.children import end_with_parent
 from tests.ports import free_ports
 
 KEYS = {"admin": ("AKADMIN", "secret-admin"), "rw": ("AKRW", "secret-rw"), "ro": ("AKRO", "ro")}
@@ -86,6 +87,7 @@ def start(folder: Path) -> S3Server:
         ],
         stdout=(folder / "log").open("wb"),
         stderr=subprocess.STDOUT,
+        preexec_fn=end_with_parent,
     )
     url = f"http://127.0.0.1:{ports[6]}"
     client = boto3.client(

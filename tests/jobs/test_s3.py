@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from rowmap_jobs.formats.s3 import S3Location
 from rowmap_jobs.reasons import RunError
 from tests.formats.samples import row_map
 from tests.jobs.world import World
-from tests.ports import free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +84,18 @@ def test_an_object_over_its_limit_is_refused(world: World) -> None:
     ("over", "reason", "final"),
     [
         ({"bucket": "no-such-bucket"}, "BucketNotFound", True),
-        ({"endpointURL": f"http://127.0.0.1:{free_ports(1)[0]}"}, "EndpointUnreachable", False),
+        ({"endpointURL": "http://127.0.0.1:{port}"}, "EndpointUnreachable", False),
         ({"endpointURL": "http://no-such-host.invalid"}, "EndpointUnreachable", False),
     ],
 )
 def test_places_that_are_not_there(
     world: World, over: dict[str, Any], reason: str, final: bool
 ) -> None:
-    error = refused(opened(world, **over).check_bucket)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody else gets it, and nobody listens
+        port = taken.getsockname()[1]
+        place = {key: value.format(port=port) for key, value in over.items()}
+        error = refused(opened(world, **place).check_bucket)
     assert (error.reason, error.final) == (reason, final)
     assert "s3://" in error.message
 

@@ -149,7 +149,12 @@ class Cluster:
         assert facts.workload is not None
         for action in plan.actions:
             if isinstance(action, ApplyWorkload):
-                apply(self.kube, self.space, action, facts.workload["metadata"]["uid"])
+                try:
+                    apply(self.kube, self.space, action, facts.workload["metadata"]["uid"])
+                except ApiError as error:
+                    # Its controller wrote meanwhile; as in the operator, the next turn looks again.
+                    if error.status != 409:
+                        raise
             else:
                 self.hooks.add(names.hook_configmap("lane-a", SETTINGS.hook.digest))
 

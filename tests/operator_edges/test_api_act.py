@@ -13,7 +13,7 @@ from expertmaps_operator.act.events import Recorder
 from expertmaps_operator.act.executor import Executor, Result
 from expertmaps_operator.act.workload import WorkloadConflictError, dry_run
 from expertmaps_operator.lease import Lease
-from expertmaps_operator.observe.kube import APPLY, Kube
+from expertmaps_operator.observe.kube import APPLY, ApiError, Kube
 from expertmaps_operator.observe.resources import DEPLOYMENT, EVENT, EXPERT_LANE, JOB, LEASE
 from expertmaps_operator.observe.snapshots import Observed, Observer
 from expertmaps_operator.observe.status_port import StatusPorts
@@ -86,7 +86,14 @@ def look(kube: Kube, namespace: str) -> Observed:
 def act(kube: Kube, seen: Observed, *actions: Action, **plan: Any) -> Result:
     recorder = Recorder(kube, "here", lambda: datetime.now(UTC))
     given: dict[str, Any] = {"status": None, **plan}
-    return Executor(kube, recorder, lambda: None).execute(seen, Plan(actions=actions, **given))
+    executor, planned = Executor(kube, recorder, lambda: None), Plan(actions=actions, **given)
+    try:
+        return executor.execute(seen, planned)
+    except ApiError as error:
+        # The Deployment's controller wrote between read and patch.
+        if error.status != 409:
+            raise
+        return executor.execute(seen, planned)
 
 
 def deployment(kube: Kube, namespace: str) -> dict[str, Any]:

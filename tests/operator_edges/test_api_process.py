@@ -150,12 +150,12 @@ def test_it_looks_acts_and_ends(
         assert "expertmaps-operator" in managers
 
     kinds = {"TrafficClass", "ExpertLane", "ExpertMap", "Deployment"}
-    wait_for("all watches", lambda: kinds <= set(operator.health()["lastWatchEventSecondsAgo"]), 10)
+    wait_for("all watches", lambda: kinds <= set(operator.health()["lastWatchEventSecondsAgo"]), 60)
     ours = {"metadata": {"name": "ours", "labels": {names.LABEL_ROLE: names.ROLE_MAP}}}
     real.request("POST", CONFIG_MAP.path(namespace), None, {"metadata": {"name": "foreign"}})
     real.request("POST", CONFIG_MAP.path(namespace), None, ours)
     wait_for(
-        "the ConfigMap", lambda: "ConfigMap" in operator.health()["lastWatchEventSecondsAgo"], 10
+        "the ConfigMap", lambda: "ConfigMap" in operator.health()["lastWatchEventSecondsAgo"], 60
     )
     code, text = operator.get("/metrics")
     assert code == 200
@@ -164,7 +164,7 @@ def test_it_looks_acts_and_ends(
     assert operator.health()["ok"] is True
 
     operator.process.send_signal(signal.SIGTERM)
-    assert operator.process.wait(10) == 0
+    assert operator.process.wait(60) == 0
     problems = [line for line in operator.lines() if line["level"] in {"warning", "error"}]
     assert problems == []
     lease = real.get(LEASES, namespace, "expertmaps-operator")
@@ -182,7 +182,7 @@ def test_a_second_one_waits_and_one_that_loses_its_lease_exits(
         wait_for("it has looked", lambda: "waiting for the Lease" in second.log.read_text(), 30)
         assert second.get("/healthz")[0] == 200
         second.process.send_signal(signal.SIGTERM)
-        assert second.process.wait(10) == 0
+        assert second.process.wait(60) == 0
     finally:
         second.process.kill()
         second.process.wait()
@@ -198,7 +198,7 @@ def test_a_second_one_waits_and_one_that_loses_its_lease_exits(
             return False
         return True
 
-    wait_for("it is taken over", take_over, 10)
+    wait_for("it is taken over", take_over, 60)
     assert operator.process.wait(20) == 1
     assert "another operator holds the Lease" in operator.log.read_text()
 

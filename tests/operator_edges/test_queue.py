@@ -148,11 +148,11 @@ def test_threads_serialise_a_key_and_survive_errors() -> None:
     queue = WorkQueue(work, threads=3, queue=KeyedQueue(jitter=lambda: 0.0))
     queue.start()
     queue.add(A)
-    assert first.wait(5)
+    assert first.wait(60)
     queue.add(B)
-    assert done.wait(5)
+    assert done.wait(60)
     assert queue.alive()
-    assert queue.stop(5)
+    assert queue.stop(60)
     assert overlaps == []
     assert B in seen
 
@@ -163,18 +163,18 @@ def test_stop_finishes_the_turn_under_way_and_takes_no_other() -> None:
     def work(key: Key) -> float | None:
         seen.append(key)
         began.set()
-        may_end.wait(5)
+        may_end.wait(60)
         return None
 
     queue = WorkQueue(work, threads=1)
     queue.start()
     queue.add(A)
     queue.add(B)
-    assert began.wait(5)
+    assert began.wait(60)
     assert not queue.stop(0.01)
     assert queue.longest_turn() > 0
     may_end.set()
-    assert queue.stop(5)
+    assert queue.stop(60)
     assert seen == [A]
 
 

@@ -137,7 +137,7 @@ def test_two_turns_never_take_the_last_slot_together() -> None:
     def observe(*_: str) -> Observed:
         looks.append(1)
         if len(looks) <= 2:
-            both_looked.wait(5)
+            both_looked.wait(60)
         return observed
 
     parts.observe = observe  # type: ignore[method-assign]
@@ -148,7 +148,7 @@ def test_two_turns_never_take_the_last_slot_together() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert parts.executed == [START]
     assert (parts.count("acted", "ExpertMap"), parts.count("again", "ExpertMap")) == (1, 1)
 

