@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from rowmap_jobs.formats import status as contract
+from tests.api.apiserver import wait_for
 
 
 class Array:
@@ -117,10 +117,7 @@ def feed(item: capture.Capture, step: SimpleNamespace) -> None:
 
 def result(item: capture.Capture, name: str) -> dict[str, Any]:
     path = item.writer.folder / name
-    for _ in range(3000):
-        if path.exists():
-            break
-        time.sleep(0.01)
+    wait_for(str(path), path.exists, 30, 0.01)
     assert path.stat().st_mode & 0o777 == 0o644
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as loaded:
         return {key: loaded[key] for key in loaded.files}
@@ -128,11 +125,8 @@ def result(item: capture.Capture, name: str) -> dict[str, Any]:
 
 def reason(item: capture.Capture, name: str) -> str:
     path = item.writer.folder / f"{name}.skip"
-    for _ in range(3000):
-        if path.exists():
-            return path.read_text().strip()
-        time.sleep(0.01)
-    raise AssertionError(f"no {path}")
+    wait_for(str(path), path.exists, 30, 0.01)
+    return path.read_text().strip()
 
 
 def test_a_forced_transcript_is_written_when_its_prompt_is_fed(make: Any) -> None:
